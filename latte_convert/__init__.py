@@ -1,0 +1,41 @@
+"""Convert pretrained transformers into linear-attention hybrids without training.
+
+``convert`` makes a hybrid, ``score`` measures how sensitive each attention layer is, ``load`` reads an artifact back,
+``verify`` checks one and ``restore`` takes the exact original out of it. Names are imported on first use, so that
+``import latte_convert`` loads no heavy library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from latte_convert.artifact.load import load
+    from latte_convert.artifact.verify import restore, verify
+    from latte_convert.conversion import Result, convert, score
+    from latte_convert.errors import LatteError
+    from latte_convert.recipe import Recipe
+
+__all__ = ["LatteError", "Recipe", "Result", "convert", "load", "restore", "score", "verify"]
+
+_HOMES = {
+    "LatteError": "errors",
+    "Recipe": "recipe",
+    "Result": "conversion",
+    "convert": "conversion",
+    "load": "artifact.load",
+    "restore": "artifact.verify",
+    "score": "conversion",
+    "verify": "artifact.verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'latte_convert' has no attribute '{name}'")
+    return getattr(import_module(f"latte_convert.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

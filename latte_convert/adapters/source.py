@@ -1,0 +1,150 @@
+"""Find a checkpoint, and say what it is, before any weight is read."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from latte_convert.errors import CheckpointError, nearest
+
+MANIFEST = "latte.json"
+_INDEX = "model.safetensors.index.json"
+_SIDECARS = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "LICENSE*", "NOTICE*")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A resolved checkpoint of a Transformers model.
+
+    Attributes:
+        id: What the user called it: a Hub id, or the absolute path.
+        path: Its local directory.
+        weights: The weight files, safetensors unless a pickle was allowed.
+        revision: Commit of the Hub snapshot, or None.
+        config: The contents of ``config.json``.
+    """
+
+    id: str
+    path: Path
+    weights: tuple[Path, ...]
+    revision: str | None
+    config: dict[str, Any]
+
+    @property
+    def is_artifact(self) -> bool:
+        """Whether the directory was written by this tool."""
+        return (self.path / MANIFEST).is_file()
+
+    def sidecars(self) -> list[Path]:
+        """Small files that belong to the checkpoint: configuration, tokenizer, processor, licence."""
+        ours = {MANIFEST, "report.json", _INDEX, "pytorch_model.bin.index.json"}
+        found = {path for pattern in _SIDECARS for path in self.path.glob(pattern) if path.is_file()}
+        return sorted(path for path in found if path.name not in ours)
+
+
+def resolve(model: str | Path, *, revision: str | None = None, allow_pickle: bool = False) -> Source:
+    """Find a checkpoint. An existing path always wins over a Hub id.
+
+    Args:
+        model: A directory, a ``.safetensors`` file inside one, or a Hub id.
+        revision: Branch, tag or commit of a Hub model.
+        allow_pickle: Accept ``pytorch_model.bin`` where there is no safetensors file.
+
+    Raises:
+        CheckpointError: There is no such model, or it has no usable weights or configuration.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return _local(str(path.resolve()), path.resolve(), None, allow_pickle)
+    text = str(model)
+    if text.partition(":")[0] in ("timm", "open_clip"):
+        raise CheckpointError(
+            f"'{text}': this version converts Transformers checkpoints only (a directory or a Hub id)."
+        )
+    if _looks_like_path(text):
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        where = f" in {path.parent}" if siblings else ""
+        raise CheckpointError(f"there is no model at '{text}' ({nearest(path.name, siblings)}{where}).")
+    return _hub(text, revision, allow_pickle)
+
+
+def _looks_like_path(text: str) -> bool:
+    return text.startswith((".", "/", "~", os.sep)) or text.endswith(("/", os.sep, *_WEIGHTS)) or text.count("/") > 1
+
+
+def _hub(repo: str, revision: str | None, allow_pickle: bool) -> Source:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "NOTICE*", "model*.safetensors"]
+    patterns += ["pytorch_model*.bin"] if allow_pickle else []
+    try:
+        local = snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"])
+    except HFValidationError:
+        raise CheckpointError(f"'{repo}' is neither an existing path nor a Hub id ('owner/name').") from None
+    except LocalEntryNotFoundError:
+        raise CheckpointError(
+            f"'{repo}' is not an existing path, is not in the local Hub cache, and the Hub cannot be reached "
+            "(offline?). Give a local directory, or download the model first."
+        ) from None
+    except (HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"'{repo}' cannot be fetched from the Hub: {reason}") from None
+    path = Path(local)
+    return _local(repo, path, path.name, allow_pickle)
+
+
+def _local(identifier: str, path: Path, revision: str | None, allow_pickle: bool) -> Source:
+    file = None
+    if path.is_file():
+        file, path = path, path.parent
+    config = read_json(path / "config.json")
+    weights = (file,) if file is not None else _weight_files(path, allow_pickle)
+    if file is not None and file.suffix != ".safetensors" and not allow_pickle:
+        raise CheckpointError(f"{file} is not a safetensors file. Pickles are read only with --allow-pickle.")
+    return Source(identifier, path, weights, revision, config)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        CheckpointError: The file is absent or is not a JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path.parent} has no {path.name}: it is not a Transformers checkpoint (save_pretrained writes one)."
+        ) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object.")
+    return content
+
+
+def _weight_files(path: Path, allow_pickle: bool) -> tuple[Path, ...]:
+    if (path / _INDEX).is_file():
+        shards = sorted(set(read_json(path / _INDEX).get("weight_map", {}).values()))
+        missing = [name for name in shards if not (path / name).is_file()]
+        if missing or not shards:
+            raise CheckpointError(f"{path / _INDEX} names shards that are not there: {', '.join(missing) or 'none'}.")
+        return tuple(path / name for name in shards)
+    if (path / "model.safetensors").is_file():
+        return (path / "model.safetensors",)
+    pickles = sorted(path.glob("pytorch_model*.bin"))
+    if pickles and allow_pickle:
+        return tuple(pickles)
+    if pickles:
+        raise CheckpointError(
+            f"{path} has only pickled weights ({pickles[0].name}), which can run code when read. Convert them to "
+            "safetensors, or pass --allow-pickle to read them with weights-only unpickling."
+        )
+    others = sorted(p.name for p in path.iterdir() if p.suffix in _WEIGHTS)
+    found = f"; it has {', '.join(others[:3])}" if others else ""
+    raise CheckpointError(f"{path} has no model.safetensors{found}. Give a directory with weights in it.")

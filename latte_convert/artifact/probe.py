@@ -1,0 +1,82 @@
+"""The probe: a seeded random input of a real sample's shape, and the hybrid's answer to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from latte_convert.artifact.manifest import ProbeRecord
+from latte_convert.errors import IntegrityError
+from latte_convert.evaluation.fidelity import PRIMARY, named_outputs
+
+if TYPE_CHECKING:
+    from latte_convert.calibration.pipeline import Feed
+
+SEED = 20261130
+VALUES = 64
+
+
+def record_probe(model: nn.Module, feed: Feed) -> ProbeRecord | None:
+    """Run the hybrid on a seeded random input of the shape of the first sample of ``feed``.
+
+    No sample is stored: floats are normal noise, integers are drawn from the sample's range, masks are ones.
+    """
+    batch = next(iter(feed))
+    inputs = {key: _describe(key, value) for key, value in batch.items() if isinstance(value, Tensor)}
+    method = feed.method(model)
+    name, output = _run(model, method, inputs, SEED)
+    return ProbeRecord(
+        seed=SEED, inputs=inputs, method=method, output=name,
+        values=_sample(output), scale=float(output.float().square().mean().sqrt()),
+    )  # fmt: skip
+
+
+def probe_difference(model: nn.Module, probe: ProbeRecord) -> float:
+    """Largest difference of the model's answer from the recorded one, relative to the output's scale.
+
+    Raises:
+        IntegrityError: The model's answer has another form.
+    """
+    _, output = _run(model, probe.method, probe.inputs, probe.seed, probe.output)
+    values = torch.tensor(_sample(output))
+    recorded = torch.tensor(probe.values)
+    if values.shape != recorded.shape:
+        raise IntegrityError(f"the model's '{probe.output}' has {len(values)} probe values, {len(recorded)} recorded")
+    return float((values - recorded).abs().max() / max(probe.scale, 1e-12))
+
+
+@torch.no_grad()
+def _run(
+    model: nn.Module, method: str, inputs: dict[str, dict[str, Any]], seed: int, wanted: str | None = None
+) -> tuple[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
+    batch = {key: _draw(spec, generator).to(device) for key, spec in inputs.items()}
+    outputs = dict(named_outputs(getattr(model, method)(**batch)))
+    name = wanted or next((name for name in PRIMARY if name in outputs), next(iter(outputs)))
+    if name not in outputs:
+        raise IntegrityError(f"the model has no output '{name}' any more; it has {', '.join(outputs)}")
+    return name, outputs[name].cpu()
+
+
+def _describe(key: str, value: Tensor) -> dict[str, Any]:
+    spec: dict[str, Any] = {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    if not value.is_floating_point():
+        low, high = int(value.min()), int(value.max())
+        spec["range"] = [1, 1] if "mask" in key else [low, high]
+    return spec
+
+
+def _draw(spec: dict[str, Any], generator: torch.Generator) -> Tensor:
+    dtype = getattr(torch, spec["dtype"])
+    if "range" in spec:
+        low, high = spec["range"]
+        return torch.randint(low, high + 1, spec["shape"], generator=generator).to(dtype)
+    return torch.randn(spec["shape"], generator=generator).to(dtype)
+
+
+def _sample(output: Tensor) -> list[float]:
+    flat = output.float().flatten()
+    return flat[:: max(1, len(flat) // VALUES)][:VALUES].tolist()

@@ -1,0 +1,48 @@
+"""Read what an artifact says of itself, without building the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from latte_convert.adapters.source import resolve
+from latte_convert.artifact.manifest import Manifest
+from latte_convert.artifact.tensors import is_ours
+from latte_convert.errors import CheckpointError, IntegrityError
+from latte_convert.report.schema import Report
+
+
+def read_report(directory: Path) -> Report | None:
+    """The report of an artifact, or None where it was removed.
+
+    Raises:
+        IntegrityError: It is damaged.
+    """
+    path = directory / "report.json"
+    try:
+        return Report.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, ValidationError) as error:
+        raise IntegrityError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+
+
+def site_parameters(directory: Path, manifest: Manifest) -> dict[str, dict[str, str]]:
+    """The kernel parameters of each converted site as short text: a value, or the range of several."""
+    from safetensors import SafetensorError, safe_open
+
+    parameters: dict[str, dict[str, str]] = {site.name: {} for site in manifest.sites}
+    try:
+        for file in resolve(directory).weights:
+            with safe_open(file, framework="numpy") as tensors:
+                for key in filter(is_ours, tensors.keys()):
+                    site, _, name = key.rpartition(".latte.")
+                    value = tensors.get_tensor(key)
+                    low, high = float(value.min()), float(value.max())
+                    text = f"{low:.4g}" if value.size == 1 else f"{low:.4g}…{high:.4g}"
+                    parameters.setdefault(site, {})[name] = text
+    except (SafetensorError, OSError, CheckpointError) as error:
+        raise IntegrityError(f"{directory}: its weights cannot be read: {error}") from None
+    return parameters

@@ -1,0 +1,114 @@
+"""Write an artifact: the source's tensors and files as they are, our tensors, manifest and reports."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from latte_convert.adapters.source import MANIFEST, Source, resolve
+from latte_convert.artifact.files import atomic_directory, check_target, sha256_file, write_json
+from latte_convert.artifact.manifest import CalibrationRecord, Manifest, SiteRecord, SourceRecord
+from latte_convert.artifact.probe import record_probe
+from latte_convert.artifact.tensors import digest, is_ours, write_tensors
+from latte_convert.report.html import write_html
+from latte_convert.rewrite.apply import ATTRIBUTE
+from latte_convert.runtime.device import library_versions, tool_version
+
+if TYPE_CHECKING:
+    from latte_convert.conversion import Result
+
+
+def save_artifact(result: Result, out: Path, *, overwrite: bool = False) -> Path:
+    """Write the artifact of a conversion.
+
+    Args:
+        result: The conversion.
+        out: Directory to create.
+        overwrite: Replace an existing directory; it stays until the new one is complete.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        OutputError: ``out`` exists and ``overwrite`` is off, or it cannot be written.
+    """
+    from latte_convert.adapters.hf_load import read_tensors
+    from latte_convert.artifact.load import original_tensors
+
+    check_target(out, overwrite=overwrite)
+    with _source_of(result) as source:
+        originals = original_tensors(source, read_tensors(source))
+        ours = kernel_tensors(result.model)
+        size = sum(t.numel() * t.element_size() for t in (*originals.values(), *ours.values()))
+        check_target(out, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20))
+        with atomic_directory(out, overwrite=overwrite) as directory:
+            sidecars = [path.name for path in source.sidecars()]
+            for path in source.sidecars():
+                shutil.copyfile(path, directory / path.name)
+            weights = write_tensors({**originals, **ours}, directory)
+            manifest = _manifest(result, source, originals, directory, [*sidecars, *weights])
+            write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
+            write_json(directory / "report.json", result.report.model_dump(mode="json"))
+            write_html(result.report, directory / "report.html")
+    return out
+
+
+def kernel_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of all converted sites of a model, under the keys they have in a checkpoint."""
+    return {key: value.detach().cpu() for key, value in model.state_dict().items() if is_ours(key)}
+
+
+@contextmanager
+def _source_of(result: Result) -> Iterator[Source]:
+    """The checkpoint on disk; a model given in memory is written to a temporary one first."""
+    if result.job.source is not None:
+        yield result.job.source
+        return
+    model: Any = result.model
+    with tempfile.TemporaryDirectory() as temporary:
+        state = {key: value for key, value in model.state_dict().items() if not is_ours(key)}
+        model.save_pretrained(temporary, state_dict=state)
+        yield resolve(temporary)
+
+
+def _manifest(
+    result: Result, source: Source, originals: dict[str, Tensor], directory: Path, files: list[str]
+) -> Manifest:
+    report, job = result.report, result.job
+    return Manifest(
+        tool_version=tool_version(),
+        library_versions=library_versions(),
+        source=SourceRecord(
+            id=report.source.id,
+            revision=report.source.revision,
+            library=report.source.library,
+            model_class=report.source.model_class,
+            sha256=report.source.sha256,
+            tensors_sha256=digest(originals),
+            unexpected_keys=list(job.unexpected_keys),
+        ),
+        recipe=report.recipe,
+        calibration=CalibrationRecord(
+            fingerprint=report.calibration.fingerprint,
+            requested=report.calibration.requested,
+            used=report.calibration.used,
+            held_out=report.calibration.held_out,
+            skipped=report.calibration.skipped,
+        ),
+        sites=[
+            SiteRecord(
+                name=site.name, kernel=result.plan.kernel, heads=site.heads, head_dim=site.head_dim,
+                causal=site.causal, options=getattr(result.model.get_submodule(site.name), ATTRIBUTE).options,
+            )
+            for site in result.plan.converted
+        ],
+        min_tokens=result.plan.min_tokens,
+        probe=record_probe(result.model, job.holdout),
+        files={name: sha256_file(directory / name) for name in sorted(files)},
+    )  # fmt: skip

@@ -1,0 +1,116 @@
+"""Check an artifact without any data, and take the exact original out of it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from latte_convert.adapters.source import MANIFEST, resolve
+from latte_convert.artifact.files import atomic_directory, check_target, sha256_file
+from latte_convert.artifact.load import load, original_tensors
+from latte_convert.artifact.manifest import Manifest, read_manifest
+from latte_convert.artifact.probe import probe_difference
+from latte_convert.artifact.tensors import digest, write_tensors
+from latte_convert.errors import CheckpointError, IntegrityError
+
+TOLERANCE = {"float32": 1e-3, "float64": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
+"""Largest accepted difference of the probe by dtype, in units of the output's root mean square. Machines differ in
+the order of their sums; a wrong kernel, a lost scale or a changed weight is off by far more."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What ``verify`` checked.
+
+    Attributes:
+        files: Number of files whose hash is right.
+        tensors_sha256: Digest of the original's tensors, equal to the source's.
+        probe_difference: Difference of the reloaded hybrid from the recorded answer, or None without a probe.
+        tolerance: What was accepted.
+    """
+
+    files: int
+    tensors_sha256: str
+    probe_difference: float | None
+    tolerance: float | None
+
+
+def verify(directory: str | Path, *, trust_remote_code: bool = False) -> Verification:
+    """Check hashes, strict reload and the recorded probe of an artifact.
+
+    Raises:
+        CheckpointError: There is no such directory.
+        IntegrityError: Something is not as the manifest says.
+    """
+    path = Path(directory).expanduser()
+    if not path.is_dir():
+        raise CheckpointError(f"there is no artifact at '{directory}'.")
+    manifest = read_manifest(path)
+    _check_files(path, manifest)
+    model = load(path, trust_remote_code=trust_remote_code)
+    originals = _originals(path, manifest)
+    difference = tolerance = None
+    if manifest.probe is not None:
+        difference = probe_difference(model, manifest.probe)
+        tolerance = TOLERANCE[str(next(model.parameters()).dtype).removeprefix("torch.")]
+        if not difference <= tolerance:
+            raise IntegrityError(
+                f"{path}: the reloaded hybrid answers the probe differently than at conversion (by {difference:.2g} of "
+                f"the output's scale, {tolerance:g} accepted). Library versions then: "
+                + ", ".join(f"{name} {version}" for name, version in manifest.library_versions.items())
+            )
+    return Verification(len(manifest.files), digest(originals), difference, tolerance)
+
+
+def restore(directory: str | Path, out: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the exact original of an artifact.
+
+    Args:
+        directory: An artifact.
+        out: Directory to create.
+        overwrite: Replace an existing directory.
+
+    Raises:
+        IntegrityError: The original's tensors are not what they were.
+        OutputError: ``out`` exists, or cannot be written.
+    """
+    path, target = Path(directory).expanduser(), Path(out)
+    check_target(target, overwrite=overwrite)
+    if not path.is_dir():
+        raise CheckpointError(f"there is no artifact at '{directory}'.")
+    manifest = read_manifest(path)
+    if target.absolute() == path.absolute():
+        raise CheckpointError("--out is the artifact itself; choose another directory.")
+    originals = _originals(path, manifest)
+    with atomic_directory(target, overwrite=overwrite) as temporary:
+        for sidecar in resolve(path).sidecars():
+            shutil.copyfile(sidecar, temporary / sidecar.name)
+        write_tensors(originals, temporary)
+    return target
+
+
+def _check_files(path: Path, manifest: Manifest) -> None:
+    for name, expected in manifest.files.items():
+        file = path / name
+        if not file.is_file():
+            raise IntegrityError(f"{path}: '{name}' is missing.")
+        if sha256_file(file) != expected:
+            raise IntegrityError(f"{path}: '{name}' is not the file that was saved (its hash differs).")
+
+
+def _originals(path: Path, manifest: Manifest) -> dict[str, Tensor]:
+    from latte_convert.adapters.hf_load import read_tensors
+
+    try:
+        source = resolve(path)
+        tensors = original_tensors(source, read_tensors(source))
+    except CheckpointError as error:
+        raise IntegrityError(str(error)) from None
+    if digest(tensors) != manifest.source.tensors_sha256:
+        raise IntegrityError(
+            f"{path}: the original's tensors are not those recorded in {MANIFEST}; the artifact was changed."
+        )
+    return tensors

@@ -1,0 +1,87 @@
+"""Commands on a saved artifact: inspect, verify, restore."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from latte_convert.cli import console
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="An artifact that 'latte convert' wrote.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+
+
+def inspect(directory: Directory, json: Json = False) -> None:
+    """Show what an artifact records: sites, kernels, parameters, provenance. Runs no model."""
+    from latte_convert.artifact.manifest import read_manifest
+    from latte_convert.artifact.read import read_report, site_parameters
+    from latte_convert.errors import CheckpointError
+
+    if not directory.is_dir():
+        raise CheckpointError(f"there is no artifact at '{directory}'.")
+    manifest = read_manifest(directory)
+    report = read_report(directory)
+    parameters = site_parameters(directory, manifest)
+    if json:
+        console.document(
+            {
+                "manifest": manifest.model_dump(mode="json"),
+                "parameters": parameters,
+                "report": report.model_dump(mode="json") if report else None,
+            }
+        )
+        return
+    source = manifest.source
+    console.result(f"source       {source.id}" + (f" @ {source.revision}" if source.revision else ""))
+    console.result(f"class        {source.library}.{source.model_class}")
+    console.result(f"made with    latte_convert {manifest.tool_version}")
+    console.result(f"min_tokens   {manifest.min_tokens}")
+    console.result(f"calibration  {manifest.calibration.used} samples, {manifest.calibration.held_out} held out")
+    if report is not None and report.fidelity is not None:
+        primary = report.fidelity.primary
+        cosine = report.fidelity.outputs[primary].cosine
+        console.result(f"fidelity     {cosine:.4f} cosine of {primary} on {report.fidelity.samples} held-out samples")
+    console.result(f"converted    {len(manifest.sites)} sites")
+    for site in manifest.sites:
+        values = ", ".join(f"{name} {text}" for name, text in parameters[site.name].items())
+        console.result(f"  {site.name}  {site.kernel}  {site.heads}x{site.head_dim}  {values}")
+
+
+def verify(
+    directory: Directory,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that came with the source checkpoint.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Check hashes, strict reload and parity of an artifact; exit code 5 if anything is off. For CI."""
+    from latte_convert.artifact.verify import verify as check
+
+    found = check(directory, trust_remote_code=trust_remote_code)
+    if json:
+        console.document({"ok": True, **found.__dict__})
+        return
+    console.result(f"{found.files} files have the recorded hashes")
+    console.result(f"the original's tensors are intact ({found.tensors_sha256[:12]}…)")
+    if found.probe_difference is not None:
+        console.result(
+            f"reload answers the probe as recorded (difference {found.probe_difference:.1e} of the output's scale)"
+        )
+
+
+def restore(
+    directory: Directory,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="ORIG", help="Directory to create.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing directory.")] = False,
+    json: Json = False,
+) -> None:
+    """Write the exact original of an artifact back."""
+    from latte_convert.artifact.verify import restore as write
+
+    path = write(directory, out, overwrite=overwrite)
+    if json:
+        console.document({"restored": str(path)})
+    else:
+        console.result(str(path))

@@ -1,0 +1,164 @@
+"""What the command line shows: results on stdout, everything else on stderr, plain text off a terminal."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from latte_convert.report.schema import Report
+
+Advance = Callable[[], None]
+
+
+def fancy(stream: Any = None) -> bool:
+    """Whether colours and bars may be used on a stream (stderr by default)."""
+    stream = stream or sys.stderr
+    return bool(stream.isatty()) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def note(message: str) -> None:
+    """One line for the person at the terminal, on stderr."""
+    sys.stderr.write(message + "\n")
+
+
+def result(text: str) -> None:
+    """One line of result, on stdout."""
+    sys.stdout.write(text + "\n")
+
+
+def document(content: Any) -> None:
+    """The one JSON document of ``--json``, on stdout; strict JSON, no NaN."""
+    sys.stdout.write(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+class _PlainHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one warning."""
+        note(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+@contextmanager
+def log_to_stderr() -> Iterator[None]:
+    """Show the package's warnings on stderr while a command runs."""
+    logger = logging.getLogger("latte_convert")
+    handler = _PlainHandler(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int], Advance]]:
+    """A progress for ``convert`` and ``score``: bars with the time left, or one line a stage off a terminal."""
+    if not fancy():
+        yield _plain_progress
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    bars = Progress(
+        TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=Console(stderr=True), transient=True,
+    )  # fmt: skip
+    with bars:
+
+        def start(title: str, total: int) -> Advance:
+            task = bars.add_task(title, total=total)
+            return lambda: bars.advance(task)
+
+        yield start
+
+
+def _plain_progress(title: str, total: int) -> Advance:
+    started, done = time.monotonic(), [0]
+    note(f"{title}: {total} steps")
+
+    def advance() -> None:
+        done[0] += 1
+        if done[0] == total:
+            note(f"{title}: done in {time.monotonic() - started:.1f} s")
+
+    return advance
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
+    """A table on stderr.
+
+    Args:
+        title: Its heading.
+        columns: Headings of the columns.
+        rows: Cells as text.
+        right: Columns of numbers, which are aligned to the right.
+    """
+    if not fancy():
+        widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+        note(title)
+        for row in [columns, *rows]:
+            cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+            note("  " + "  ".join(cells).rstrip())
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for i, column in enumerate(columns):
+        shown.add_column(column, justify="right" if i in right else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(escape(cell) for cell in row))
+    Console(stderr=True).print(shown)
+
+
+def site_table(report: Report) -> None:
+    """The score table: sites in order of the module tree, bars of sensitivity, what becomes of each."""
+    scores = [s.score.value for s in report.sites if s.score and s.score.value is not None]
+    top = max(scores, default=1.0) or 1.0
+    rows = []
+    for site in report.sites:
+        value = site.score.value if site.score else None
+        # The square root keeps the robust sites, the ones to choose between, apart from each other.
+        bar = "█" * max(1, round(16 * (max(value, 0.0) / top) ** 0.5)) if value is not None else ""
+        fate = "convert" if site.converted else "exact" if site.eligible else f"exact: {site.reason}"
+        rows.append((site.name, site.tower, f"{value:.4g}" if value is not None else "–", bar, fate))
+    table(
+        f"Sensitivity of {sum(s.eligible for s in report.sites)} eligible attention sites "
+        "(low is robust; bars by square root)",
+        ("site", "tower", "score", "", "becomes"), rows, right=(2,),
+    )  # fmt: skip
+
+
+def fidelity_table(report: Report) -> None:
+    """Held-out fidelity, and what it cost or saved."""
+    if report.fidelity is None or report.cost is None:
+        return
+    rows = [
+        (name + (" *" if name == report.fidelity.primary else ""), f"{a.cosine:.4f}",
+         f"{a.relative_error:.3f}" if a.relative_error is not None else "–")
+        for name, a in report.fidelity.outputs.items()
+    ]  # fmt: skip
+    table(
+        f"Fidelity on {report.fidelity.samples} held-out samples ({len(report.converted)} sites converted)",
+        ("output", "cosine", "relative error"), rows, right=(1, 2),
+    )  # fmt: skip
+    cost = report.cost
+    if cost.flops.original:
+        note(
+            f"attention FLOPs: {cost.flops.original / 1e9:.2f} G -> {cost.flops.hybrid / 1e9:.2f} G per sample; "
+            f"forward: {cost.forward_ms['original']:.0f} ms -> {cost.forward_ms['hybrid']:.0f} ms on {cost.device}"
+        )
+    if cost.forward_ms["hybrid"] > cost.forward_ms["original"]:
+        note("note: at this sequence length the hybrid is slower than the original here.")
+    calibration = report.calibration
+    note(
+        f"samples: {calibration.requested} asked, {calibration.used} fitted, {calibration.held_out} held out, "
+        f"{len(calibration.skipped)} skipped, {calibration.truncated} truncated"
+    )

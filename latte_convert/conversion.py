@@ -1,0 +1,335 @@
+"""A conversion, top to bottom: load, sites, capture, fit, score, select, apply, verify.
+
+Everything before ``apply`` is read-only on the model; saving is a step of its own (``Result.save``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from latte_convert.adapters import AttentionSite, find_adapter
+from latte_convert.calibration.fit import Fit
+from latte_convert.calibration.pipeline import (
+    BatchFeed,
+    Feed,
+    Progress,
+    calibrate,
+    execution_order,
+    recalibrate,
+    silent,
+)
+from latte_convert.errors import CheckpointError, DataError, GateError
+from latte_convert.evaluation.fidelity import Fidelity, measure
+from latte_convert.kernels.base import Kernel
+from latte_convert.recipe import Recipe
+from latte_convert.report.build import build_report
+from latte_convert.report.schema import Report
+from latte_convert.rewrite.apply import apply
+from latte_convert.rewrite.plan import Plan
+from latte_convert.selection.policy import restrict, select
+from latte_convert.selection.scores import Score, paper_scores
+
+if TYPE_CHECKING:
+    from latte_convert.adapters.base import Adapter
+    from latte_convert.adapters.source import Source
+    from latte_convert.calibration.data import SampleSet
+
+log = logging.getLogger("latte_convert")
+
+
+@dataclass
+class Job:
+    """What a conversion knows so far. Each stage fills in its part."""
+
+    model: nn.Module
+    adapter: Adapter
+    recipe: Recipe
+    sites: list[AttentionSite]
+    fitting: Feed
+    holdout: Feed
+    source: Source | None = None
+    samples: SampleSet | None = None
+    unexpected_keys: tuple[str, ...] = ()
+    fits: dict[str, Fit] = field(default_factory=dict)
+    scores: dict[str, Score] = field(default_factory=dict)
+    plan: Plan | None = None
+    fidelity: Fidelity | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def eligible(self) -> list[AttentionSite]:
+        """Sites that can be converted, in order of the module tree."""
+        return [site for site in self.sites if site.eligible]
+
+    def kernels(self, sites: Iterable[AttentionSite]) -> dict[str, Kernel]:
+        """The fitted kernels of sites, by name."""
+        return {s.name: kernel for s in sites if (kernel := self.fits[s.name].kernel) is not None}
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the wall time of a stage to ``seconds``."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+
+@dataclass
+class Result:
+    """A finished conversion.
+
+    Attributes:
+        model: The hybrid; the model that was given, converted in place.
+        plan: What became what.
+        report: All that was measured.
+    """
+
+    model: nn.Module
+    plan: Plan
+    report: Report
+    job: Job
+
+    def save(self, out: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the artifact; see ``latte_convert.artifact.save``.
+
+        Raises:
+            OutputError: ``out`` exists and ``overwrite`` is off, or it cannot be written.
+        """
+        from latte_convert.artifact.save import save_artifact
+
+        return save_artifact(self, Path(out), overwrite=overwrite)
+
+
+def convert(
+    model: str | Path | nn.Module,
+    calib: str | Path | Iterable[dict[str, Any]],
+    *,
+    recipe: Recipe | None = None,
+    device: str = "auto",
+    revision: str | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    progress: Progress = silent,
+) -> Result:
+    """Convert a model into a hybrid, without training.
+
+    Args:
+        model: A local directory, a safetensors file, a Hub id, or a loaded model (converted in place).
+        calib: A folder or file of samples or ``hf:NAME``, or an iterable of ready batches (dictionaries of tensors,
+            one sample each), which is what a loaded model takes.
+        recipe: The settings; the default recipe where None.
+        device: ``auto``, ``cpu``, ``cuda``, ….
+        revision: Branch, tag or commit of a Hub model.
+        allow_pickle: Accept a checkpoint without safetensors.
+        trust_remote_code: Run Python code that comes with a checkpoint.
+        progress: Told of every stage and step.
+
+    Returns:
+        The hybrid, the plan and the report. Nothing is written; call ``save``.
+
+    Raises:
+        CheckpointError: The model cannot be found, loaded or converted.
+        DataError: The samples cannot be used.
+        RecipeError: The recipe does not fit the model.
+        GateError: The held-out fidelity is below ``min_fidelity``; the model is left as it was.
+    """
+    job = prepare(
+        model, calib, recipe or Recipe(), device=device, revision=revision, allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    plan = analyse(job, progress)
+    if job.recipe.propagate_error:
+        _refit(job, plan, progress)
+    with job.timed("measure"):
+        job.fidelity = measure(
+            job.model, job.adapter, job.eligible, job.kernels(plan.converted), job.holdout,
+            min_tokens=plan.min_tokens, progress=progress,
+        )  # fmt: skip
+    _gate(job)
+    apply(job.model, job.adapter, job.kernels(plan.converted), min_tokens=plan.min_tokens)
+    return Result(job.model, plan, build_report(job), job)
+
+
+def score(
+    model: str | Path | nn.Module,
+    calib: str | Path | Iterable[dict[str, Any]],
+    *,
+    recipe: Recipe | None = None,
+    device: str = "auto",
+    revision: str | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    progress: Progress = silent,
+) -> Report:
+    """Measure how sensitive each attention site is; the model is left as it was.
+
+    Arguments and errors are those of ``convert``.
+
+    Returns:
+        A report whose ``fidelity`` is None, with the sites that the recipe would convert.
+    """
+    job = prepare(
+        model, calib, recipe or Recipe(), device=device, revision=revision, allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    analyse(job, progress)
+    return build_report(job)
+
+
+def prepare(
+    model: str | Path | nn.Module,
+    calib: str | Path | Iterable[dict[str, Any]],
+    recipe: Recipe,
+    *,
+    device: str = "auto",
+    revision: str | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> Job:
+    """Check everything that can be checked, samples first and weights last."""
+    if isinstance(model, nn.Module):
+        return _prepare_loaded(model, calib, recipe)
+    if not isinstance(calib, str | Path):
+        raise DataError("ready batches go with a loaded model; give a folder or file of samples for a checkpoint.")
+    from latte_convert.adapters.hf_inputs import Processor, SampleFeed, modalities
+    from latte_convert.adapters.hf_load import instantiate, model_class, read_tensors
+    from latte_convert.adapters.source import resolve
+    from latte_convert.artifact.load import original_tensors
+    from latte_convert.runtime.device import choose_device
+
+    start = time.perf_counter()
+    device = choose_device(device)
+    source = resolve(model, revision=revision, allow_pickle=allow_pickle)
+    cls, config = model_class(source, trust_remote_code=trust_remote_code)
+    samples, processor = _open_samples(source, calib, recipe, modalities(cls), Processor)
+    tensors = original_tensors(source, read_tensors(source))
+    loaded, unexpected = instantiate(cls, config, tensors, origin=source.id)
+    loaded = loaded.to(device)
+    fitting, held = samples.split(max(1, round(len(samples) * recipe.holdout)))
+    feed = SampleFeed(fitting, processor, loaded)
+    job = Job(
+        model=loaded, adapter=find_adapter(loaded), recipe=recipe, sites=[], fitting=feed, samples=samples,
+        holdout=SampleFeed(held, processor, loaded), source=source, unexpected_keys=tuple(unexpected),
+    )  # fmt: skip
+    if unexpected:
+        job.warnings.append(
+            f"{len(unexpected)} tensors of the checkpoint have no place in {cls.__name__} ({', '.join(unexpected[:3])}"
+            f"{', …' if len(unexpected) > 3 else ''}); they are kept in the artifact."
+        )
+    job.sites = restrict(_reachable(job.adapter.sites(loaded), feed.towers()), recipe)
+    job.seconds["load"] = time.perf_counter() - start
+    return job
+
+
+def _prepare_loaded(model: nn.Module, calib: Any, recipe: Recipe) -> Job:
+    if isinstance(calib, str | Path):
+        raise DataError(
+            "a loaded model has no preprocessing of its own: give an iterable of ready batches, "
+            "or give the checkpoint's directory instead of the model."
+        )
+    adapter = find_adapter(model)
+    batches = list(calib)
+    if len(batches) < recipe.min_samples:
+        raise DataError(f"{len(batches)} batches given, at least {recipe.min_samples} are needed.")
+    held = max(1, round(len(batches) * recipe.holdout))
+    return Job(
+        model=model.eval(), adapter=adapter, recipe=recipe, sites=restrict(adapter.sites(model), recipe),
+        fitting=BatchFeed(batches[:-held]), holdout=BatchFeed(batches[-held:]),
+    )  # fmt: skip
+
+
+def _open_samples(source: Source, calib: str | Path, recipe: Recipe, kinds: Any, processor_class: Any) -> Any:
+    """Samples and processor of the first modality that the data has."""
+    from latte_convert.calibration.data import open_samples
+
+    failure: DataError | None = None
+    for kind in kinds:
+        processor = processor_class(source, kind)
+        try:
+            samples = open_samples(
+                calib, kind, samples=recipe.samples, seed=recipe.seed, strict=recipe.strict,
+                min_samples=recipe.min_samples, sampling_rate=processor.sampling_rate,
+            )  # fmt: skip
+        except DataError as error:
+            failure = failure or error
+            continue
+        return samples, processor
+    raise failure or DataError(f"{calib} has no usable sample.")
+
+
+def _reachable(sites: list[AttentionSite], towers: set[str] | None) -> list[AttentionSite]:
+    """Sites of towers that the samples do not reach are not eligible."""
+    return [
+        dataclasses.replace(site, eligible=False, reason=f"the samples do not reach the {site.tower} tower")
+        if towers is not None and site.eligible and site.tower not in towers else site
+        for site in sites
+    ]  # fmt: skip
+
+
+def analyse(job: Job, progress: Progress = silent) -> Plan:
+    """Fit and score every eligible site, and select; the model is left as it was.
+
+    Raises:
+        CheckpointError: No site is left that can be converted.
+        RecipeError: The recipe asks for more sites than there are.
+    """
+    recipe = job.recipe
+    with job.timed("calibrate"):
+        job.fits = calibrate(job.model, job.adapter, job.eligible, job.fitting, recipe, progress)
+    failed = {name: fit.reason for name, fit in job.fits.items() if fit.kernel is None}
+    job.sites = [
+        dataclasses.replace(site, eligible=False, reason=failed[site.name]) if site.name in failed else site
+        for site in job.sites
+    ]
+    if not job.eligible:
+        raise CheckpointError("no attention site can be converted: " + "; ".join(sorted(set(map(str, failed.values())))))
+    with job.timed("score"):
+        job.scores = paper_scores(
+            job.model, job.adapter, job.eligible, job.kernels(job.eligible), job.fitting,
+            mse_weight=recipe.mse_weight, progress=progress,
+        )  # fmt: skip
+    job.plan = select(job.sites, {name: score.value for name, score in job.scores.items()}, recipe)
+    return job.plan
+
+
+def _refit(job: Job, plan: Plan, progress: Progress) -> None:
+    """``propagate_error``: fit the chosen sites again, on what they get behind each other."""
+    chosen = {site.name: site for site in plan.converted}
+    with job.timed("refit"):
+        order = execution_order(job.model, job.adapter, chosen, job.fitting)
+        refits = recalibrate(
+            job.model, job.adapter, [chosen[name] for name in order], job.fitting, job.recipe, progress
+        )
+    broken = [name for name, fit in refits.items() if fit.kernel is None]
+    if broken:
+        raise CheckpointError(f"{broken[0]} cannot be refitted on converted inputs: {refits[broken[0]].reason}")
+    job.fits.update(refits)
+
+
+def _gate(job: Job) -> None:
+    fidelity, least = job.fidelity, job.recipe.min_fidelity
+    if fidelity is None:
+        return
+    for name, agreement in fidelity.outputs.items():
+        if agreement.cosine != agreement.cosine:
+            raise GateError(f"the hybrid's output '{name}' is not finite on the held-out samples; nothing was written.")
+    if least is None:
+        return
+    cosine = fidelity.outputs[fidelity.primary].cosine
+    if cosine < least:
+        raise GateError(
+            f"held-out fidelity is {cosine:.4f} (cosine of {fidelity.primary}), below the {least} asked for; "
+            f"nothing was written. Convert fewer sites (now {len(job.plan.converted) if job.plan else 0}) with --ratio "
+            "or -k, or lower --min-fidelity."
+        )

@@ -1,0 +1,168 @@
+"""Fidelity: how far the hybrid's outputs are from the original's, on samples that nothing was fitted to."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from latte_convert.adapters.base import Adapter, AttentionCall, AttentionSite, enclosing_block
+from latte_convert.calibration.capture import outputs_of, routed
+from latte_convert.calibration.pipeline import Feed, Progress, require_calls, silent
+from latte_convert.evaluation.compare import Agreement
+from latte_convert.kernels.base import Kernel
+from latte_convert.rewrite.apply import apply
+
+PRIMARY = ("image_embeds", "text_embeds", "logits", "last_hidden_state", "pooler_output")
+"""Outputs that stand for the model, best first."""
+
+
+@dataclass
+class Fidelity:
+    """What a pass over the held-out samples measured.
+
+    Attributes:
+        outputs: Agreement of every floating-point output of the model.
+        blocks: Agreement of the output of every block that holds a site.
+        sites: Agreement of each kernel's attention output with the exact one, on the original's inputs.
+        shapes: Mean number of queries and keys of each site.
+        original_ms: Median wall time of the original on one sample.
+        hybrid_ms: Median wall time of the hybrid on one sample.
+    """
+
+    outputs: dict[str, Agreement] = field(default_factory=dict)
+    blocks: dict[str, Agreement] = field(default_factory=dict)
+    sites: dict[str, Agreement] = field(default_factory=dict)
+    shapes: dict[str, tuple[float, float]] = field(default_factory=dict)
+    original_ms: float = 0.0
+    hybrid_ms: float = 0.0
+
+    @property
+    def primary(self) -> str:
+        """Name of the output that gates look at."""
+        return next((name for name in PRIMARY if name in self.outputs), next(iter(self.outputs)))
+
+
+class _Watch:
+    """Compares a kernel with the exact output of its site while the original runs."""
+
+    def __init__(self, kernel: Kernel | None) -> None:
+        self.kernel = kernel
+        self.agreement = Agreement()
+        self.queries: list[int] = []
+        self.keys: list[int] = []
+        self.prefix = 0
+
+    def __call__(self, call: AttentionCall) -> Tensor | None:
+        self.queries.append(call.query.shape[2])
+        self.keys.append(call.key.shape[2])
+        self.prefix = call.layout.prefix
+        if self.kernel is None or call.obstacle is not None:
+            return None
+        target = call.exact()
+        output = self.kernel.to(call.query.device)(
+            call.query, call.key, call.value,
+            scale=call.scale, mask=call.mask, causal=call.causal, layout=call.layout,
+        )  # fmt: skip
+        self.agreement.add(target, output)
+        return target
+
+
+def measure(
+    model: nn.Module,
+    adapter: Adapter,
+    sites: Sequence[AttentionSite],
+    kernels: Mapping[str, Kernel],
+    feed: Feed,
+    *,
+    min_tokens: int = 0,
+    progress: Progress = silent,
+) -> Fidelity:
+    """Run original and hybrid side by side, one sample at a time.
+
+    Args:
+        model: The original model; left as it was.
+        adapter: The adapter of its library.
+        sites: All routable sites, converted or not; their shapes are recorded.
+        kernels: The kernels of the converted sites.
+        feed: Held-out inputs.
+        min_tokens: As in the plan.
+        progress: Told of every sample.
+
+    Raises:
+        CheckpointError: A converted site is never called.
+    """
+    result = Fidelity()
+    watches = {site.name: _Watch(kernels.get(site.name)) for site in sites}
+    blocks = list(dict.fromkeys(enclosing_block(model, site.name) for site in sites))
+    result.blocks = {block: Agreement() for block in blocks}
+    calls = dict.fromkeys(kernels, 0)
+    original_ms: list[float] = []
+    hybrid_ms: list[float] = []
+    advance = progress("Measuring on held-out samples", len(feed))
+    for batch in feed:
+        with outputs_of(model, blocks) as outputs:
+            with routed(model, adapter, watches):
+                output = feed.run(model, batch)
+            prefix = max((watch.prefix for watch in watches.values()), default=0)
+            original = dict(named_outputs(output, prefix))
+            seen = dict(outputs)
+            with apply(model, adapter, kernels, min_tokens=min_tokens) as applied:
+                hybrid = dict(named_outputs(feed.run(model, batch), prefix))
+                for name, handler in applied.handlers.items():
+                    calls[name] += handler.calls
+            for block, agreement in result.blocks.items():
+                agreement.add(seen[block], outputs[block])
+        for name, tensor in original.items():
+            result.outputs.setdefault(name, Agreement()).add(tensor, hybrid[name])
+        original_ms.append(_milliseconds(feed, model, batch))
+        with apply(model, adapter, kernels, min_tokens=min_tokens):
+            hybrid_ms.append(_milliseconds(feed, model, batch))
+        advance()
+    require_calls(calls)
+    result.sites = {name: watches[name].agreement for name in kernels}
+    result.shapes = {
+        name: (statistics.fmean(watch.queries), statistics.fmean(watch.keys))
+        for name, watch in watches.items() if watch.keys
+    }  # fmt: skip
+    result.original_ms, result.hybrid_ms = statistics.median(original_ms), statistics.median(hybrid_ms)
+    return result
+
+
+def named_outputs(output: Any, prefix: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Floating-point outputs with a feature dimension, by name.
+
+    Args:
+        output: What a model returned: a tensor, a tuple, or a mapping such as a ``ModelOutput``.
+        prefix: Where positive, ``last_hidden_state`` is also split into ``.prefix`` and ``.patches``.
+    """
+    if isinstance(output, Tensor):
+        output = {"output": output}
+    if isinstance(output, tuple | list):
+        output = {f"output.{i}": item for i, item in enumerate(output)}
+    for name, value in output.items():
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() < 2:
+            continue
+        yield name, value
+        if prefix and name == "last_hidden_state" and value.shape[1] > prefix:
+            yield f"{name}.prefix", value[:, :prefix]
+            yield f"{name}.patches", value[:, prefix:]
+
+
+def _milliseconds(feed: Feed, model: nn.Module, batch: Any) -> float:
+    """Wall time of a second, undisturbed run: the first one has warmed every cache."""
+    _synchronize()
+    start = time.perf_counter()
+    feed.run(model, batch)
+    _synchronize()
+    return (time.perf_counter() - start) * 1000
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

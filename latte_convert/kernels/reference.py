@@ -1,0 +1,87 @@
+"""Executable specifications: every pairwise similarity written out, O(N²), for tests and nothing else."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def softmax_reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    mask: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """Softmax attention; shapes as in ``Kernel.forward``.
+
+    Returns:
+        ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key.
+    """
+    logits = scale * _widen(query) @ _widen(key).mT
+    visible = _visible(query, key, mask, causal)
+    # The finite stand-in for -inf keeps rows without keys, and their gradients, free of NaN.
+    weights = logits.masked_fill(~visible, torch.finfo(logits.dtype).min).softmax(-1) * visible
+    return (weights @ _widen(value)).to(query.dtype)
+
+
+def latte_reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    alpha: Tensor,
+    delta_q: Tensor,
+    delta_k: Tensor,
+    beta_q: Tensor,
+    beta_k: Tensor,
+    scale: float,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    tte: bool = True,
+    jpn: bool = True,
+    eps: float = 1e-6,
+) -> Tensor:
+    """LATTE with the pairwise ``h'`` and the padded features, to the letter.
+
+    ``psi(x) = (sqrt(scale)·x + m)²`` with ``m = sqrt(1 - alpha)``,
+    ``h'_ij = sqrt((|psi(q_i)|+eps)·(|psi(k_j)|+eps))``,
+    ``Sim_ij = <[delta_q·psi(q_i)/h'_ij, beta_q], [delta_k·psi(k_j)/h'_ij, beta_k]>``. Arguments as in
+    ``latte_convert.kernels.latte.latte_attention``.
+
+    Returns:
+        ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key.
+    """
+    query_, key_, value_ = _widen(query), _widen(key), _widen(value)
+    shift = (1 - alpha).sqrt().reshape(-1, 1, 1) if tte else 1.0
+    psi_q = (scale**0.5 * query_ + shift) ** 2
+    psi_k = (scale**0.5 * key_ + shift) ** 2
+    h = torch.ones((), dtype=query_.dtype, device=query.device).expand(*query.shape[:3], key.shape[2])
+    if jpn:
+        norm_q = torch.linalg.vector_norm(psi_q, dim=-1)[..., :, None]
+        norm_k = torch.linalg.vector_norm(psi_k, dim=-1)[..., None, :]
+        h = ((norm_q + eps) * (norm_k + eps)).sqrt()
+    features_q = delta_q.reshape(-1, 1, 1, 1) * psi_q[..., :, None, :] / h[..., None]
+    features_k = delta_k.reshape(-1, 1, 1, 1) * psi_k[..., None, :, :] / h[..., None]
+    padded_q = torch.cat([features_q, beta_q.reshape(-1, 1, 1, 1).expand_as(features_q[..., :1])], dim=-1)
+    padded_k = torch.cat([features_k, beta_k.reshape(-1, 1, 1, 1).expand_as(features_k[..., :1])], dim=-1)
+    similarity = (padded_q * padded_k).sum(-1) * _visible(query, key, mask, causal)
+    total = similarity.sum(-1, keepdim=True)
+    return (similarity @ value_ / total.masked_fill(total == 0, 1)).to(query.dtype)
+
+
+def _visible(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Which query sees which key: bool, broadcastable to ``(B, H, Nq, Nk)``."""
+    queries, keys = query.shape[-2], key.shape[-2]
+    visible = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device)
+    if causal:
+        last = torch.arange(queries, device=query.device) + keys - queries
+        visible = visible & (torch.arange(keys, device=query.device) <= last[:, None])
+    return visible if mask is None else visible & mask[:, None, None, :]
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    """Half precision to float32; float32 and float64 as they are."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,0 +1,119 @@
+"""The recipe: every setting of a conversion, validated once, before anything is read or loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from latte_convert.errors import RecipeError, nearest
+
+
+class Recipe(BaseModel):
+    """Settings of a conversion; ``configs/default.yaml`` explains every key beside its default.
+
+    Attributes:
+        kernel: Sub-quadratic operator that replaces softmax attention.
+        tte: Fit the anchor alpha (tunable Taylor expansion); off fixes it at 0.
+        jpn: Normalise features after squaring (joint post-squaring normalisation).
+        sigma: Fit a diagonal scale on the input of the output projection.
+        granularity: One set of kernel scalars per ``layer`` or per ``head``.
+        min_tokens: With fewer keys than this, a converted site runs its exact branch.
+        scorer: How sensitivity is measured.
+        mse_weight: Weight of the squared error in the paper's score (its lambda).
+        ratio: Share of the eligible sites to convert.
+        k: Number of sites to convert; takes the place of ``ratio``.
+        include: Patterns of site names; only these are candidates. Empty means all.
+        exclude: Patterns of site names that stay exact.
+        propagate_error: Refit the chosen sites one after another on the inputs they get from converted ones.
+        samples: Number of samples asked for, held-out ones included.
+        holdout: Share of the samples kept for measuring, never used in a fit.
+        min_samples: Fewer usable samples than this is an error.
+        seed: Seed of the choice of samples and tokens.
+        strict: The first unusable sample is an error.
+        min_fidelity: Lowest mean cosine of the held-out final output that is accepted.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kernel: str = "latte"
+    tte: bool = True
+    jpn: bool = True
+    sigma: bool = True
+    granularity: Literal["layer", "head"] = "layer"
+    min_tokens: int = Field(0, ge=0)
+    scorer: Literal["paper"] = "paper"
+    mse_weight: float = Field(10.0, ge=0)
+    ratio: float = Field(0.67, ge=0, le=1)
+    k: int | None = Field(None, ge=0)
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    propagate_error: bool = False
+    samples: int = Field(32, ge=2)
+    holdout: float = Field(0.25, gt=0, lt=1)
+    min_samples: int = Field(2, ge=2)
+    seed: int = Field(0, ge=0)
+    strict: bool = False
+    min_fidelity: float | None = Field(None, ge=-1, le=1)
+
+    @model_validator(mode="after")
+    def _samples_suffice(self) -> Recipe:
+        if self.min_samples > self.samples:
+            raise ValueError(f"min_samples ({self.min_samples}) is more than samples ({self.samples})")
+        return self
+
+    @classmethod
+    def build(cls, values: dict[str, Any], *, origin: str = "recipe") -> Recipe:
+        """Validate a mapping.
+
+        Args:
+            values: Keys and values of a recipe.
+            origin: Where they come from, for the error message.
+
+        Raises:
+            RecipeError: A key is unknown or a value is out of range.
+        """
+        try:
+            recipe = cls(**values)
+        except ValidationError as error:
+            raise RecipeError(f"{origin}: " + "; ".join(_explain(e) for e in error.errors())) from None
+        from latte_convert.kernels.registry import get_kernel  # imports torch
+
+        get_kernel(recipe.kernel)
+        return recipe
+
+    @classmethod
+    def from_yaml(cls, path: Path, **overrides: Any) -> Recipe:
+        """Read a YAML file; ``overrides`` win over what it says.
+
+        Raises:
+            RecipeError: The file is absent, is not YAML, or does not validate.
+        """
+        return cls.build({**_read_yaml(path), **overrides}, origin=str(path))
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise RecipeError(f"recipe {path} cannot be read: {reason}. configs/default.yaml is a start.") from None
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"recipe {path} is not YAML: {' '.join(str(error).split())}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise RecipeError(f"recipe {path} must be a mapping of settings, such as 'ratio: 0.5'.")
+    return values
+
+
+def _explain(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"unknown key '{where}' ({nearest(where, Recipe.model_fields)})"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message

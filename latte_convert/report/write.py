@@ -1,0 +1,35 @@
+"""Write a report on its own: JSON for machines, HTML for people."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from latte_convert.artifact.files import write_json
+from latte_convert.errors import OutputError
+from latte_convert.report.html import write_html
+from latte_convert.report.schema import Report
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Write a report as ``.json`` or ``.html``, whole or not at all.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            if path.suffix == ".html":
+                write_html(report, temporary)
+            else:
+                write_json(temporary, report.model_dump(mode="json"))
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path} was not written: {error.strerror or error}.") from error

@@ -1,0 +1,86 @@
+"""From scores to a plan: which sites are candidates, and how many of them are converted."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from latte_convert.adapters.base import AttentionSite
+from latte_convert.errors import CheckpointError, RecipeError, nearest
+from latte_convert.recipe import Recipe
+from latte_convert.rewrite.plan import Plan
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern names a site: a run of whole dotted parts, each with shell wildcards.
+
+    ``layers.1`` matches ``encoder.layers.1.self_attn`` but not ``encoder.layers.10.self_attn``.
+    """
+    wanted, parts = pattern.split("."), name.split(".")
+    return any(
+        all(fnmatch.fnmatchcase(part, want) for part, want in zip(parts[i:], wanted, strict=False))
+        for i in range(len(parts) - len(wanted) + 1)
+    )
+
+
+def restrict(sites: Sequence[AttentionSite], recipe: Recipe) -> list[AttentionSite]:
+    """Apply ``include`` and ``exclude``: what they leave out becomes ineligible, with the reason.
+
+    Raises:
+        RecipeError: A pattern matches no site.
+        CheckpointError: No site is left to convert.
+    """
+    names = [site.name for site in sites]
+    for key, patterns in (("include", recipe.include), ("exclude", recipe.exclude)):
+        for pattern in patterns:
+            if not any(matches(pattern, name) for name in names):
+                raise RecipeError(
+                    f"{key} pattern '{pattern}' matches no attention site ({nearest(pattern, names)}); "
+                    "a pattern is a run of whole dotted parts, such as 'layers.1' or 'encoder.*.attention'."
+                )
+    restricted = []
+    for site in sites:
+        if site.eligible and recipe.include and not _any(recipe.include, site.name):
+            site = replace(site, eligible=False, reason="not included by the recipe")
+        elif site.eligible and _any(recipe.exclude, site.name):
+            site = replace(site, eligible=False, reason="excluded by the recipe")
+        restricted.append(site)
+    if not any(site.eligible for site in restricted):
+        reasons = dict.fromkeys(site.reason for site in restricted if site.reason)
+        raise CheckpointError(
+            "no attention site can be converted: " + ("; ".join(reasons) if reasons else "the model has none") + "."
+        )
+    return restricted
+
+
+def select(sites: Sequence[AttentionSite], scores: Mapping[str, float], recipe: Recipe) -> Plan:
+    """Convert the most robust eligible sites.
+
+    Args:
+        sites: All sites, after ``restrict``.
+        scores: Sensitivity of each eligible site; a site with an infinite one is never chosen.
+        recipe: ``k``, or the ``ratio`` of eligible sites, and the kernel.
+
+    Returns:
+        The plan. Equal scores go by the order of the module tree.
+
+    Raises:
+        RecipeError: ``k`` is more than there are eligible sites.
+    """
+    eligible = [site for site in sites if site.eligible]
+    if recipe.k is not None and recipe.k > len(eligible):
+        raise RecipeError(f"k is {recipe.k}, but only {len(eligible)} of {len(sites)} sites are eligible.")
+    wanted = recipe.k if recipe.k is not None else round(recipe.ratio * len(eligible))
+    usable = [site for site in eligible if scores[site.name] < float("inf")]
+    chosen = {site.name for site in sorted(usable, key=lambda site: scores[site.name])[:wanted]}
+    return Plan(
+        kernel=recipe.kernel,
+        converted=tuple(site for site in sites if site.name in chosen),
+        kept=tuple(site for site in sites if site.name not in chosen),
+        min_tokens=recipe.min_tokens,
+    )
+
+
+def _any(patterns: Iterable[str], name: str) -> bool:
+    return any(matches(pattern, name) for pattern in patterns)

@@ -1,0 +1,44 @@
+"""Fixtures shared by all tests: where real data and real models are, and what their absence means."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Nothing in the tests may reach for a hub; the models are on disk or not there.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+DATA_ENV = "LATTE_TEST_DATA"
+MODELS_ENV = "LATTE_TEST_MODELS"
+
+
+def _absent(kind: str, what: str, variable: str) -> None:
+    """Skip where something real is absent; in CI (``LATTE_REQUIRE_REAL=models,data``) that is a failure instead."""
+    message = f"{what} not found: set {variable}"
+    if kind in os.environ.get("LATTE_REQUIRE_REAL", "").split(","):
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder with ``coco_val128``, ``clothing``, ``an4_windows`` and ``stsb``."""
+    here = Path(__file__).resolve().parents[1]
+    path = Path(os.environ.get(DATA_ENV) or here.parent / "shared" / "data")
+    if not (path / "coco_val128" / "images").is_dir():
+        _absent("data", "real test data", DATA_ENV)
+    return path
+
+
+@pytest.fixture(scope="session")
+def models_dir() -> Path:
+    """Folder with the converted real models, as ``scripts/fetch_models.py --out`` writes them."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = Path(os.environ.get(MODELS_ENV) or cache / "latte_convert" / "models")
+    if not (path / "dinov2-small-saliency" / "model.safetensors").is_file():
+        _absent("models", "real models (scripts/fetch_models.py)", MODELS_ENV)
+    return path
