@@ -18,7 +18,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +32,7 @@ LAYOUTS = ("contiguous", "transposed")
 VARIANTS = ("exact", "eager", "compiled")
 CROSSOVER = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 WARM_UP = 3
+Row = dict[str, Any]
 
 
 def inputs(args: argparse.Namespace, tokens: int, layout: str) -> list[Tensor]:
@@ -64,36 +67,26 @@ def milliseconds(calls: dict[str, Callable[[], object]], repeats: int) -> dict[s
     return times
 
 
-def time_at(
-    args: argparse.Namespace, tokens: int, layout: str, variants: tuple[str, ...]
-) -> dict[str, object]:
+def time_at(args: argparse.Namespace, tokens: int, layout: str, variants: tuple[str, ...]) -> Row:
     """Median and quartiles of every variant at one length, and the speed-up of the medians over exact."""
-    # Compiled code counts against one recompilation limit; past it dynamo would quietly run eager.
+    # All compiled code counts against one recompilation limit; past it dynamo would quietly run eager.
     torch._dynamo.reset()
     qkv = inputs(args, tokens, layout)
-    calls = {name: (lambda attend=variant(name, args): attend(*qkv)) for name in variants}
-    row: dict[str, object] = {"tokens": tokens, "layout": layout}
-    times = milliseconds(calls, args.repeats)
+    times = milliseconds({name: partial(variant(name, args), *qkv) for name in variants}, args.repeats)
+    entries: dict[str, dict[str, float]] = {}
     for name, values in times.items():
         low, median, high = statistics.quantiles(values, n=4)
-        row[name] = {
-            "median_ms": median,
-            "quartiles_ms": [low, high],
-            "min_ms": min(values),
-            "speedup": statistics.median(times["exact"]) / median,
-        }
-    return row
+        speedup = statistics.median(times["exact"]) / median
+        entries[name] = {"median": median, "low": low, "high": high, "min": min(values), "speedup": speedup}
+    return {"tokens": tokens, "layout": layout, "ms": entries}
 
 
 def crossover(args: argparse.Namespace, layout: str) -> int | None:
-    """Smallest scanned length from which eager latte stays faster than exact attention; None if there is none."""
+    """Smallest scanned length from which eager latte stays faster than exact; None if there is none."""
     faster_from = None
     for tokens in CROSSOVER:
         row = time_at(args, tokens, layout, ("exact", "eager"))
-        if row["eager"]["speedup"] > 1:  # type: ignore[index]
-            faster_from = faster_from or tokens
-        else:
-            faster_from = None
+        faster_from = (faster_from or tokens) if row["ms"]["eager"]["speedup"] > 1 else None
     return faster_from
 
 
@@ -124,22 +117,26 @@ def peak_memory(argv: list[str], name: str, tokens: int) -> int | None:
     return int(done.stdout.strip().splitlines()[-1])
 
 
-def markdown(result: dict[str, object], variants: tuple[str, ...]) -> str:
-    """The result as a table; times are median [quartiles] in ms, memory in MiB."""
-    lines = ["| tokens | layout | " + " | ".join(f"{name} ms" for name in variants) + " | peak MiB |"]
-    lines.append("|---" * (len(variants) + 3) + "|")
-    for row in result["rows"]:  # type: ignore[attr-defined]
-        cells = []
-        for name in variants:
-            entry = row[name]
-            low, high = entry["quartiles_ms"]
-            cells.append(f"{entry['median_ms']:.2f} [{low:.2f}, {high:.2f}] ×{entry['speedup']:.1f}")
-        memory = result["peak_bytes"].get(str(row["tokens"]), {})  # type: ignore[attr-defined]
+def markdown(result: Row, variants: tuple[str, ...]) -> str:
+    """The result as a table."""
+    lines = [
+        "| tokens | layout | " + " | ".join(variants) + " | peak MiB |",
+        "|---" * (len(variants) + 3) + "|",
+    ]
+    for row in result["rows"]:
+        cells = [
+            "{median:.2f} [{low:.2f}, {high:.2f}], {speedup:.1f}x".format(**row["ms"][name])
+            for name in variants
+        ]
+        memory = result["peak_bytes"].get(str(row["tokens"]), {})
         peaks = " / ".join("-" if memory.get(v) is None else f"{memory[v] / 2**20:.0f}" for v in variants)
         lines.append(f"| {row['tokens']} | {row['layout']} | {' | '.join(cells)} | {peaks} |")
-    for layout, tokens in result["crossover"].items():  # type: ignore[attr-defined]
+    lines.append(
+        "\nMedian [quartiles] in ms, speed-up of the medians over exact; peak memory in the same order."
+    )
+    for layout, tokens in result["crossover"].items():
         where = f"below {tokens} tokens" if tokens else f"up to {CROSSOVER[-1]} tokens"
-        lines.append(f"\n{layout}: eager latte is slower than exact {where} (scanned {CROSSOVER[0]} upwards)")
+        lines.append(f"{layout}: eager latte is slower than exact {where} (scanned from {CROSSOVER[0]} up)")
     return "\n".join(lines)
 
 
@@ -173,7 +170,7 @@ def main(argv: list[str]) -> None:
     variants = VARIANTS[:2] if args.no_compile else VARIANTS
     shape = ["--batch", str(args.batch), "--heads", str(args.heads), "--head-dim", str(args.head_dim)]
     shape += ["--threads", str(args.threads)]
-    result: dict[str, object] = {
+    result: Row = {
         "torch": torch.__version__,
         "processor": platform.processor() or platform.machine(),
         "threads": args.threads,

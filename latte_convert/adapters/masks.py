@@ -6,29 +6,44 @@ import torch
 from torch import Tensor
 
 
+def shared_by_queries(mask: Tensor) -> bool:
+    """Whether a 4-D mask says the same of every query, told from its shape and strides alone."""
+    return mask.shape[2] == 1 or mask.stride(2) == 0
+
+
 def key_mask(mask: Tensor | None, *, queries: int, keys: int, causal: bool) -> Tensor | None:
     """Reduce an attention mask to a key mask.
 
+    A mask that is expanded over the queries, the usual case of key padding, is read through one row, in O(Nk). In
+    a compiled graph the mask's values cannot be looked at: there, only shapes and dtypes are checked.
+
     Args:
-        mask: ``(B, Nk)``, or ``(B, 1 or H, 1 or Nq, Nk)`` boolean (True attends) or additive (0 attends), or None.
+        mask: ``(B or 1, Nk)``, or ``(B or 1, 1 or H, 1 or Nq, Nk)`` boolean (True attends) or additive (0 attends),
+            or None. Keys beyond ``keys`` are dropped.
         queries: Number of queries.
         keys: Number of keys.
-        causal: Whether the site is causal, so that a causal triangle in the mask is expected.
+        causal: Whether a mask with a row per query is to hold a causal triangle, ``j <= i + keys - queries``.
 
     Returns:
-        ``(B, Nk)`` boolean, True where a key takes part, or None when every key does.
+        ``(B or 1, Nk)`` boolean, True where a key takes part, or None where there is no mask.
 
     Raises:
         ValueError: The mask is more than key padding and causality: a bias, a window, packed sequences.
     """
     if mask is None:
         return None
-    allowed = mask.bool() if mask.dim() == 2 else _allowed(mask)
-    if allowed.dim() == 2:
-        return allowed[:, :keys]
-    allowed = allowed[..., :keys]
-    # Causal or not, the last query may see every key that is not padding.
-    padding = allowed[:, 0, -1, :]
+    if mask.dim() not in (2, 4) or mask.shape[-1] < keys:
+        raise ValueError(f"an attention mask of shape {tuple(mask.shape)} is not key padding for {keys} keys")
+    mask = mask[..., :keys]
+    if mask.dim() == 2:
+        return mask.bool()
+    if mask.stride(1) == 0:
+        mask = mask[:, :1]
+    if shared_by_queries(mask):
+        mask, causal = mask[:, :, :1], False
+    allowed = _allowed(mask)
+    # Keys that some query sees; rows of padded queries may be empty.
+    padding = allowed[:, 0].any(dim=1)
     if not torch.compiler.is_compiling():
         _check(allowed, padding, queries=queries, causal=causal)
     return padding
@@ -36,10 +51,10 @@ def key_mask(mask: Tensor | None, *, queries: int, keys: int, causal: bool) -> T
 
 def _allowed(mask: Tensor) -> Tensor:
     """Boolean form of a 4-D mask, refusing additive masks that carry a bias."""
-    if mask.dim() != 4:
-        raise ValueError(f"an attention mask of shape {tuple(mask.shape)} is not key padding")
     if mask.dtype == torch.bool:
         return mask
+    if not mask.is_floating_point():
+        raise ValueError(f"a 4-D attention mask of {mask.dtype} is neither boolean nor additive")
     # Libraries write "masked" as -inf, the dtype's minimum or a large negative constant, and sums of these.
     allowed = mask == 0
     if not torch.compiler.is_compiling() and not bool((allowed | (mask <= -1e4)).all()):
@@ -48,17 +63,12 @@ def _allowed(mask: Tensor) -> Tensor:
 
 
 def _check(allowed: Tensor, padding: Tensor, *, queries: int, causal: bool) -> None:
-    """Refuse a mask that is not (causal and) key padding. Expanded masks, the usual case, cost O(N)."""
-    if allowed.stride(1) == 0 or allowed.shape[1] == 1:
-        allowed = allowed[:, :1]
-    if allowed.stride(2) == 0 or allowed.shape[2] == 1:
-        allowed = allowed[:, :, :1]
-        causal = causal and queries > 1 and allowed.shape[2] > 1
+    """Refuse a mask that is not (causal and) key padding."""
     expected = padding[:, None, None, :]
     if causal:
         keys = padding.shape[-1]
-        rows = torch.arange(queries, device=padding.device) + (keys - queries)
-        expected = expected & (torch.arange(keys, device=padding.device) <= rows[:, None])
+        last = torch.arange(queries, device=padding.device) + (keys - queries)
+        expected = expected & (torch.arange(keys, device=padding.device) <= last[:, None])
     # Rows of padded queries may be empty (fully masked): nobody reads them.
     wrong = (allowed != expected) & allowed.any(-1, keepdim=True)
     if bool(wrong.any()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ class Kernel(nn.Module, ABC):
         causal_form: Whether ``causal=True`` is supported.
         heads: Number of heads.
         head_dim: Channels per head of query and key.
+        options: Keyword arguments that build an equal kernel, as manifests record them (JSON values).
 
     Args:
         heads: Number of heads.
@@ -35,6 +36,7 @@ class Kernel(nn.Module, ABC):
         super().__init__()
         self.heads = heads
         self.head_dim = head_dim
+        self.options: dict[str, Any] = {}
 
     @abstractmethod
     def forward(

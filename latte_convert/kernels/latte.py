@@ -48,6 +48,7 @@ class LatteKernel(Kernel):
         jpn: bool = True,
     ) -> None:
         super().__init__(heads, head_dim)
+        self.options = {"granularity": granularity, "sigma": sigma, "tte": tte, "jpn": jpn}
         self.tte = tte
         self.jpn = jpn
         groups = heads if granularity == "head" else 1
@@ -221,12 +222,11 @@ def _summary(
     """All that queries need to know of the keys; a function of its own so that the features are freed.
 
     Returns:
-        ``delta·K~ᵀ1`` ``(B, H, 1, d)``, number of keys ``(B or 1, 1, 1, 1)``, mean value ``(B, H, 1, dv)``, and
-        the centred ``delta·K~ᵀV`` ``(B, H, d, dv)``, the last two times ``sigma``.
+        ``delta·K~ᵀ1`` ``(B, H, 1, d)``, number of keys ``(B or 1, 1, 1, 1)``, mean value ``(B, H, 1, dv)``,
+        and the centred ``delta·K~ᵀV`` ``(B, H, d, dv)``, the last two times ``sigma``.
     """
     features = _key_features(key, seen, settings)
     count = seen.sum(-2, keepdim=True)
-    # Sums over tokens as products with a row: compiled reductions along that axis are several times slower.
     total = settings.delta * (seen.mT @ features)
     mean = seen.mT @ value / count.clamp_min(1)
     state = settings.delta * (features.mT @ value) - total.mT * mean

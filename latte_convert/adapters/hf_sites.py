@@ -1,0 +1,196 @@
+"""What Transformers' attention modules are: read from their attributes, their code and their place in the model."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Iterator
+from types import CodeType
+from typing import Literal
+
+from torch import Tensor, nn
+
+from latte_convert.adapters.base import AttentionSite
+
+# Attributes of attention modules, or of the layers around them, whose presence means that logits are more than a
+# scaled product of query and key.
+_BIASES = ("relative_position_bias_table", "relative_position_bias", "relative_attention_bias",
+           "shared_position_bias", "rel_pos_h", "gru_rel_pos_linear", "distance_embedding")  # fmt: skip
+_QUERY_NAMES = ("q_proj", "query", "query_proj", "q_lin", "q", "linear_q", "to_q", "wq",
+                "value_proj")  # fmt: skip
+_OUTPUT_NAMES = ("o_proj", "out_proj", "proj", "c_proj", "dense", "output_proj", "out_lin", "o", "wo", "Wo",
+                 "linear_out", "to_out", "output_dense")  # fmt: skip
+_CROSS = re.compile(r"(^|[._])(encoder_attn|cross_attn|cross_attention|crossattention|enc_dec_attn|EncDecAttention)")
+_CALLED_ATTENTION = re.compile(r"Attention|Attn")
+
+
+def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Name and module of every attention, the ones that do not dispatch included, in order of the module tree."""
+    for name, module in model.named_modules():
+        if name and (dispatches(type(module)) or _computes_attention_itself(module)):
+            yield name, module
+
+
+def describe(model: nn.Module, name: str, module: nn.Module) -> AttentionSite:
+    """The site of one attention module."""
+    heads, head_dim = _heads(module)
+    cross = _CROSS.search(name) or "CrossAttention" in type(module).__name__
+    kind: Literal["self", "cross"] = "cross" if cross else "self"
+    reason = _obstacle(model, name, module)
+    return AttentionSite(
+        name=name, tower=_tower(model, name), kind=kind, causal=kind == "self" and _is_causal(model, name, module),
+        heads=heads, head_dim=head_dim, eligible=reason is None, reason=reason,
+    )  # fmt: skip
+
+
+def output_projection(model: nn.Module, name: str, module: nn.Module) -> nn.Linear | None:
+    """The layer that reads the attention output: inside the module, or (BERT) in the ``output`` module beside it."""
+    heads, head_dim = _heads(module)
+    parent = name.rpartition(".")[0]
+    beside = f"{parent}.output.dense" if parent else "output.dense"
+    for candidate in [f"{name}.{leaf}" for leaf in _OUTPUT_NAMES] + [beside]:
+        try:
+            layer = model.get_submodule(candidate)
+        except AttributeError:
+            continue
+        if isinstance(layer, nn.Linear) and layer.in_features == heads * head_dim:
+            return layer
+    return None
+
+
+def prefix_tokens(model: nn.Module, name: str) -> int | None:
+    """CLS and register tokens in front of the patches of a vision tower; None where tokens are no image grid."""
+    if _tower(model, name) != "vision":
+        return None
+    for ancestor in _ancestors(model, name):
+        embeddings = getattr(ancestor, "embeddings", None)
+        if embeddings is None:
+            continue
+        if isinstance(getattr(embeddings, "detection_tokens", None), Tensor):
+            return None  # behind the patches
+        names = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
+        tokens = [token for token in (getattr(embeddings, n, None) for n in names) if isinstance(token, Tensor)]
+        return sum(token.shape[1] if token.dim() == 3 else 1 for token in tokens)
+    return None
+
+
+@functools.lru_cache(maxsize=512)
+def dispatches(kind: type[nn.Module]) -> bool:
+    """Whether attention modules of this class go through the Transformers attention interface."""
+    code = forward_code(kind)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def forward_code(kind: type[nn.Module]) -> CodeType | None:
+    """Code of a class's forward method, under its decorators."""
+    return getattr(inspect.unwrap(kind.forward), "__code__", None)
+
+
+def _computes_attention_itself(module: nn.Module) -> bool:
+    """Innermost modules called attention that project something and do not dispatch."""
+    if not _projects(module):
+        return False
+    inner = [child for child in module.modules() if child is not module]
+    return not any(dispatches(type(child)) or _projects(child) for child in inner)
+
+
+def _projects(module: nn.Module) -> bool:
+    """Whether a module is called attention and has projections."""
+    if isinstance(module, nn.MultiheadAttention):
+        return True
+    if not _CALLED_ATTENTION.search(type(module).__name__):
+        return False
+    return sum(isinstance(child, nn.Linear | nn.Conv1d | nn.Conv2d) for child in module.modules()) >= 2
+
+
+def _heads(module: nn.Module) -> tuple[int, int]:
+    """Number of heads and channels per head; modules that name only one of them have the query's width."""
+    heads = _first(module, "num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
+    head_dim = _first(module, "head_dim", "attention_head_size", "head_size", "dim_head", "key_value_proj_dim")
+    if heads is None:
+        heads = max(_query_width(module) // head_dim, 1) if head_dim else 1
+    return heads, head_dim or _query_width(module) // heads
+
+
+def _query_width(module: nn.Module) -> int:
+    if isinstance(module, nn.MultiheadAttention):
+        return int(module.embed_dim)
+    for name in _QUERY_NAMES:
+        layer = getattr(module, name, None)
+        if isinstance(layer, nn.Linear):
+            return layer.out_features
+    for name, layer in module.named_children():
+        if "qkv" in name.lower() and isinstance(layer, nn.Linear):
+            return layer.out_features // 3
+    linears = [child for child in module.modules() if isinstance(child, nn.Linear)]
+    return linears[0].out_features if linears else 1
+
+
+def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
+    """Why a site must stay exact, or None."""
+    if isinstance(module, nn.MultiheadAttention):
+        parent = model.get_submodule(name.rpartition(".")[0])
+        probe = isinstance(getattr(parent, "probe", None), Tensor)
+        return "attention pooling by a learned probe: one query" if probe else "torch.nn.MultiheadAttention"
+    if "Deformable" in type(module).__name__ and not dispatches(type(module)):
+        return "deformable attention samples a few points: it is linear already"
+    if _has_bias(model, name, module):
+        return "relative-position bias on the logits"
+    if getattr(module, "sliding_window", None) is not None or getattr(module, "window_size", None) is not None:
+        return "windowed attention: it is linear already"
+    if not dispatches(type(module)):
+        return "computes attention itself instead of through the Transformers attention interface"
+    if not hasattr(module, "config"):
+        return "has no config of its own, which the attention interface dispatches on"
+    if (getattr(module, "num_key_value_groups", None) or 1) > 1:
+        return "grouped-query attention"
+    if getattr(module, "sinks", None) is not None:
+        return "attention sinks"
+    return None
+
+
+def _has_bias(model: nn.Module, name: str, module: nn.Module) -> bool:
+    """Whether a bias is added to the logits: by the module, a layer around it, or its call (T5 shares one)."""
+    holders = (module, *_ancestors(model, name))
+    if any(getattr(holder, attribute, None) is not None for holder in holders for attribute in _BIASES):
+        return True
+    code = forward_code(type(module))
+    constants = code.co_consts if code is not None and dispatches(type(module)) else ()
+    # Keyword names of a call are one constant each, or a tuple of them.
+    return any(const == "position_bias" or (isinstance(const, tuple) and "position_bias" in const) for const in constants)
+
+
+def _is_causal(model: nn.Module, name: str, module: nn.Module) -> bool:
+    """Whether a self-attention site is causal: its own flag, or the kind of mask its encoder builds."""
+    if getattr(module, "is_causal", False) or getattr(module, "is_decoder", False):
+        return True
+    for ancestor in _ancestors(model, name):
+        code = forward_code(type(ancestor))
+        names = code.co_names if code is not None else ()
+        if "create_causal_mask" in names or "create_bidirectional_mask" in names:
+            return "create_bidirectional_mask" not in names
+    return False
+
+
+def _tower(model: nn.Module, name: str) -> str:
+    parts = name.lower().split(".")
+    for tower in ("vision", "text", "audio"):
+        if any(tower in part for part in parts):
+            return tower
+    if getattr(model.config, "is_encoder_decoder", False):
+        return "decoder" if "decoder" in parts else "encoder"
+    main = getattr(model, "main_input_name", "input_ids")
+    return {"pixel_values": "vision", "input_ids": "text"}.get(main, "audio")
+
+
+def _ancestors(model: nn.Module, name: str) -> Iterator[nn.Module]:
+    """The modules around a module, innermost first."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, -1, -1):
+        yield model.get_submodule(".".join(parts[:end]))
+
+
+def _first(module: nn.Module, *attributes: str) -> int | None:
+    values = (getattr(module, attribute, None) for attribute in attributes)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)

@@ -1,0 +1,158 @@
+"""Which attention modules a model has, and what they are, against tables worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+from latte_convert.adapters import AttentionCall, TokenLayout, enclosing_block, find_adapter, find_sites
+from latte_convert.adapters.hf import HFAdapter
+from latte_convert.calibration.capture import routed
+from latte_convert.errors import CheckpointError
+from tiny_models import BY_NAME, FAMILIES, NOT_CONVERTIBLE, Family, build, pixels
+
+ADAPTER = HFAdapter()
+
+
+def _ids(family: Family) -> str:
+    return family.name
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *NOT_CONVERTIBLE], ids=_ids)
+def test_sites_are_the_ones_of_the_configuration(family: Family) -> None:
+    found = {
+        site.name: (site.tower, site.kind, site.causal, site.heads, site.head_dim, site.eligible)
+        for site in find_sites(build(family.name))
+    }
+    expected = {
+        name: (sites.tower, sites.kind, sites.causal, sites.heads, sites.head_dim, sites.reason is None)
+        for sites in family.sites
+        for name in sites.expand()
+    }
+    assert found == expected
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *NOT_CONVERTIBLE], ids=_ids)
+def test_a_site_that_cannot_be_converted_says_why(family: Family) -> None:
+    reasons = {site.name: site.reason for site in find_sites(build(family.name))}
+    for sites in family.sites:
+        for name in sites.expand():
+            if sites.reason is None:
+                assert reasons[name] is None
+            else:
+                assert sites.reason in (reasons[name] or ""), name
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=_ids)
+def test_output_projection_reads_what_attention_puts_out(family: Family) -> None:
+    """Found by name, and proved by its input: the flattened output of the attention call."""
+    model = build(family.name)
+    for sites in family.sites:
+        for name in sites.expand() if sites.reason is None else ():
+            base = name if not (sites.projection or "").startswith("../") else name.rpartition(".")[0]
+            expected = model.get_submodule(f"{base}.{(sites.projection or '').removeprefix('../')}")
+            projection = ADAPTER.output_projection(model, name)
+            assert projection is expected
+            _assert_reads_attention(model, name, expected, family)
+
+
+def _assert_reads_attention(model: nn.Module, name: str, projection: nn.Module, family: Family) -> None:
+    seen: list[Tensor] = []
+    outputs: list[Tensor] = []
+
+    def record(call: AttentionCall) -> Tensor:
+        outputs.append(call.exact())
+        return outputs[-1]
+
+    hook = projection.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
+    try:
+        with routed(model, ADAPTER, {name: record}), torch.no_grad():
+            model(**family.inputs())
+    finally:
+        hook.remove()
+    assert len(outputs) == len(seen) == 1
+    torch.testing.assert_close(seen[0], outputs[0].transpose(1, 2).flatten(2), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=_ids)
+def test_heads_and_head_dim_are_those_of_the_calls(family: Family) -> None:
+    model = build(family.name)
+    sites = {site.name: site for site in find_sites(model) if site.eligible}
+    shapes: dict[str, tuple[int, int]] = {}
+
+    def recorder(name: str):  # type: ignore[no-untyped-def]
+        def record(call: AttentionCall) -> None:
+            shapes[name] = (call.query.shape[1], call.query.shape[3])
+        return record
+
+    with routed(model, ADAPTER, {name: recorder(name) for name in sites}), torch.no_grad():
+        model(**family.inputs())
+    assert shapes == {name: (site.heads, site.head_dim) for name, site in sites.items()}
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "expected"),
+    [
+        ("dinov2", (32, 32), TokenLayout(1, (4, 4))),
+        ("dinov2", (32, 40), TokenLayout(1, None)),  # 20 patches: no square
+        ("dinov2_with_registers", (32, 32), TokenLayout(4, (4, 4))),
+        ("dinov3_vit", (32, 32), TokenLayout(4, (4, 4))),
+        ("deit", (32, 32), TokenLayout(2, (4, 4))),
+        ("yolos", (32, 32), TokenLayout(0, None)),  # detection tokens follow the patches
+    ],
+)
+def test_layout_tells_prefix_and_grid(family: str, size: tuple[int, int], expected: TokenLayout) -> None:
+    model = build(family)
+    site = find_sites(model)[0].name
+    layouts: list[TokenLayout] = []
+    with routed(model, ADAPTER, {site: lambda call: layouts.append(call.layout)}), torch.no_grad():
+        model(**pixels(1, *size))
+    assert layouts == [expected]
+
+
+def test_layout_of_siglip_and_text() -> None:
+    model = build("siglip")
+    layouts: dict[str, TokenLayout] = {}
+    sites = ["vision_model.encoder.layers.0.self_attn", "text_model.encoder.layers.0.self_attn"]
+    handlers = {name: (lambda call, name=name: layouts.update({name: call.layout})) for name in sites}
+    with routed(model, ADAPTER, handlers), torch.no_grad():
+        model(**BY_NAME["siglip"].inputs())
+    assert layouts == {sites[0]: TokenLayout(0, (4, 4)), sites[1]: TokenLayout()}
+
+
+def test_plain_torch_attention_is_listed() -> None:
+    model = build("bert")
+    model.extra = nn.MultiheadAttention(32, 4)
+    site = find_sites(model)[-1]
+    assert (site.name, site.eligible, site.reason) == ("extra", False, "torch.nn.MultiheadAttention")
+
+
+def test_bert_decoder_has_causal_self_and_plain_cross_attention() -> None:
+    config = hf.BertConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, vocab_size=60,
+        is_decoder=True, add_cross_attention=True,
+    )  # fmt: skip
+    sites = {site.name: (site.kind, site.causal, site.eligible) for site in find_sites(hf.BertModel(config))}
+    assert sites == {
+        "encoder.layer.0.attention.self": ("self", True, True),
+        "encoder.layer.0.crossattention.self": ("cross", False, True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "site", "block"),
+    [
+        ("dinov2", "encoder.layer.1.attention", "encoder.layer.1"),
+        ("bert", "encoder.layer.1.attention.self", "encoder.layer.1"),
+        ("whisper", "decoder.layers.0.encoder_attn", "decoder.layers.0"),
+    ],
+)
+def test_enclosing_block(family: str, site: str, block: str) -> None:
+    assert enclosing_block(build(family), site) == block
+
+
+def test_other_models_are_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"torch\.nn\.modules\.linear\.Linear"):
+        find_adapter(nn.Linear(2, 2))

@@ -1,0 +1,189 @@
+"""The layer-local fit: it finds what generated the data, and predicts what the kernel then does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latte_convert.adapters.base import AttentionCall, AttentionSite, TokenLayout
+from latte_convert.calibration.fit import Fit, LatteFit
+from latte_convert.kernels.latte import LatteKernel
+from latte_convert.kernels.reference import latte_reference, softmax_reference
+from latte_convert.recipe import Recipe
+
+HEADS, DIM, TOKENS = 3, 8, 60
+
+
+def site(*, causal: bool = False) -> AttentionSite:
+    return AttentionSite("blocks.0.attn", "vision", "self", causal, HEADS, DIM)
+
+
+def call(seed: int, *, mask: Tensor | None = None, causal: bool = False, tokens: int = TOKENS) -> AttentionCall:
+    generator = torch.Generator().manual_seed(seed)
+    query, key, value = (torch.randn(1, HEADS, tokens, DIM, generator=generator) * 1.5 for _ in range(3))
+    return AttentionCall(
+        module=nn.Identity(),
+        query=query,
+        key=key,
+        value=value,
+        scale=DIM**-0.5,
+        mask=mask,
+        causal=causal,
+        layout=TokenLayout(),
+        exact=lambda: softmax_reference(query, key, value, scale=DIM**-0.5, mask=mask, causal=causal),
+    )
+
+
+def run(recipe: Recipe, calls: list[AttentionCall], projection: nn.Linear | None, *, target=None) -> Fit:
+    fit = LatteFit(site(causal=calls[0].causal), recipe, projection)
+    for _ in range(fit.passes):
+        for one in calls:
+            fit.observe(one, target(one) if target else one.exact())
+        fit.end_pass()
+    return fit.result()
+
+
+def module_output(kernel: LatteKernel, one: AttentionCall, projection: nn.Linear) -> Tensor:
+    y = kernel(one.query, one.key, one.value, scale=one.scale, mask=one.mask, causal=one.causal)
+    return projection(y.transpose(1, 2).flatten(2)) - projection.bias
+
+
+@torch.no_grad()
+def relative_error(kernel: LatteKernel, calls: list[AttentionCall], projection: nn.Linear) -> float:
+    """Squared error of the module output by definition, from the kernel itself."""
+    error = total = 0.0
+    for one in calls:
+        wanted = projection(one.exact().transpose(1, 2).flatten(2)) - projection.bias
+        error += float((module_output(kernel, one, projection) - wanted).square().sum())
+        total += float(wanted.square().sum())
+    return error / total
+
+
+@pytest.fixture
+def projection() -> nn.Linear:
+    torch.manual_seed(1)
+    return nn.Linear(HEADS * DIM, 20)
+
+
+@pytest.mark.parametrize("granularity", ["layer", "head"])
+@pytest.mark.parametrize("jpn", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+def test_reported_error_is_that_of_the_fitted_kernel(projection, granularity, jpn, causal):
+    calls = [call(seed, causal=causal) for seed in range(3)]
+    fit = run(Recipe(granularity=granularity, jpn=jpn), calls, projection)
+    assert fit.error == pytest.approx(relative_error(fit.kernel, calls, projection), rel=1e-4)
+    assert fit.kernel.alpha.shape == ((HEADS,) if granularity == "head" else (1,))
+
+
+def test_without_sigma_the_error_is_that_of_the_fitted_kernel(projection):
+    calls = [call(seed) for seed in range(2)]
+    fit = run(Recipe(sigma=False), calls, projection)
+    assert fit.kernel.sigma is None
+    assert fit.error == pytest.approx(relative_error(fit.kernel, calls, projection), rel=1e-4)
+
+
+@pytest.mark.parametrize("granularity", ["layer", "head"])
+def test_finds_the_parameters_that_made_the_target(projection, granularity):
+    sigma = torch.linspace(0.5, 1.5, HEADS * DIM)
+
+    def target(one: AttentionCall) -> Tensor:
+        y = latte_reference(
+            one.query, one.key, one.value, alpha=torch.tensor([1 - 0.5**2]), delta_q=torch.tensor([10.0]),
+            delta_k=torch.tensor([1.0]), beta_q=torch.tensor([1.0]), beta_k=torch.tensor([1.0]), scale=one.scale,
+        )  # fmt: skip
+        return y * sigma.reshape(1, HEADS, 1, DIM)
+
+    fit = run(Recipe(granularity=granularity), [call(seed) for seed in range(4)], projection, target=target)
+    # m = 0.5 and ratio 10 are on the grids, so the fit can be exact up to the ridge that pulls sigma toward 1.
+    assert fit.error < 1e-5
+    assert fit.kernel.alpha.tolist() == pytest.approx([0.75] * len(fit.kernel.alpha), abs=1e-6)
+    ratio = (fit.kernel.delta_q * fit.kernel.delta_k).tolist()
+    assert ratio == pytest.approx([10.0] * len(ratio), rel=1e-5)
+    assert torch.allclose(fit.kernel.sigma, sigma, atol=0.02)
+
+
+def test_sigma_is_the_least_squares_solution(projection):
+    calls = [call(seed) for seed in range(4)]
+    fit = run(Recipe(), calls, projection)
+    kernel = fit.kernel
+    with torch.no_grad():
+        fitted = kernel.sigma.clone()
+        kernel.sigma.fill_(1.0)
+    rows, wanted = [], []
+    for one in calls:
+        with torch.no_grad():
+            y = kernel(one.query, one.key, one.value, scale=one.scale).transpose(1, 2).flatten(2)[0]
+        # Column c of the design is channel c of y, seen through column c of the projection.
+        rows.append(torch.einsum("nc,dc->ndc", y, projection.weight).reshape(-1, HEADS * DIM))
+        wanted.append((one.exact().transpose(1, 2).flatten(2)[0] @ projection.weight.T).reshape(-1))
+    solution = torch.linalg.lstsq(torch.cat(rows).double().detach(), torch.cat(wanted).double().detach()).solution
+    assert torch.allclose(fitted.double(), solution, atol=0.03)  # the ridge pulls a little toward 1
+
+
+def test_each_switch_helps_the_objective_it_is_for(projection):
+    calls = [call(seed) for seed in range(4)]
+    errors = {
+        name: run(Recipe(**switches), calls, projection).error
+        for name, switches in {
+            "all": {}, "no sigma": {"sigma": False}, "no tte": {"tte": False}, "heads": {"granularity": "head"},
+        }.items()
+    }  # fmt: skip
+    assert errors["all"] < errors["no sigma"]
+    assert errors["all"] <= errors["no tte"] + 1e-6
+    fixed = run(Recipe(tte=False), calls, projection).kernel
+    assert fixed.alpha.tolist() == [0.0]
+
+
+def test_a_masked_key_is_as_good_as_absent(projection):
+    mask = torch.ones(1, TOKENS, dtype=torch.bool)
+    mask[:, 50:] = False
+    whole = call(0, mask=mask)
+    kernel = run(Recipe(), [whole], projection).kernel
+    changed = whole.value.clone()
+    changed[:, :, 50:] = 1e3
+    other = AttentionCall(
+        module=whole.module, query=whole.query, key=whole.key, value=changed, scale=whole.scale, mask=mask,
+        causal=False, layout=TokenLayout(), exact=whole.exact,
+    )  # fmt: skip
+    again = run(Recipe(), [other], projection).kernel
+    for name, value in kernel.named_parameters():
+        assert torch.equal(value, dict(again.named_parameters())[name]), name
+
+
+def test_same_seed_same_bits_and_other_seed_other_rows(projection):
+    calls = [call(seed, tokens=400) for seed in range(2)]
+    first, second = (run(Recipe(seed=3), calls, projection).kernel for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    fit = LatteFit(site(), Recipe(seed=3), projection)
+    other = LatteFit(site(), Recipe(seed=4), projection)
+    assert not torch.equal(fit._rows(calls[0]), other._rows(calls[0]))
+
+
+def test_not_finite_is_a_reason_and_no_kernel(projection):
+    one = call(0)
+    one.key[0, 0, 0, 0] = float("nan")
+    fit = run(Recipe(), [one], projection)
+    assert fit.kernel is None
+    assert "not finite" in fit.reason
+
+
+def test_moments_do_not_grow_with_the_samples(projection):
+    def held(samples: int) -> list[int]:
+        fit = LatteFit(site(), Recipe(), projection)
+        sizes = []
+        for _ in range(fit.passes):
+            for seed in range(samples):
+                fit.observe(call(seed), call(seed).exact())
+            sizes.append(sum(m.numel() for m in fit._moments))
+            fit.end_pass()
+        return sizes
+
+    assert held(2) == held(9)
+
+
+def test_without_a_projection_the_error_is_that_of_the_attention_output():
+    calls = [call(seed) for seed in range(2)]
+    identity = nn.Linear(HEADS * DIM, HEADS * DIM)
+    nn.init.eye_(identity.weight)
+    assert run(Recipe(), calls, None).error == pytest.approx(run(Recipe(), calls, identity).error, rel=1e-5)

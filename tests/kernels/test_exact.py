@@ -1,0 +1,39 @@
+"""The exact kernel and the softmax reference, against softmax written out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from latte_convert.errors import UsageError
+from latte_convert.kernels.exact import ExactKernel
+from latte_convert.kernels.reference import softmax_reference
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(6, 6), (4, 9), (9, 4)])
+def test_equals_softmax_one_row_at_a_time(queries: int, keys: int, causal: bool, masked: bool) -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(2, 3, queries, 8), torch.randn(2, 3, keys, 8), torch.randn(2, 3, keys, 5)
+    mask = torch.stack([torch.zeros(keys, dtype=torch.bool), torch.arange(keys) != 2]) if masked else None
+    out = ExactKernel(3, 8)(query, key, value, scale=0.4, mask=mask, causal=causal)
+    spec = softmax_reference(query, key, value, scale=0.4, mask=mask, causal=causal)
+    for b, h, i in torch.cartesian_prod(torch.arange(2), torch.arange(3), torch.arange(queries)).tolist():
+        last = i + keys - queries if causal else keys - 1
+        seen = [j for j in range(last + 1) if mask is None or mask[b, j]]
+        expected = torch.zeros(5)
+        if seen:
+            weights = [math.exp(0.4 * float(query[b, h, i] @ key[b, h, j])) for j in seen]
+            rows = [w / sum(weights) * value[b, h, j] for w, j in zip(weights, seen, strict=True)]
+            expected = torch.stack(rows).sum(0)
+        torch.testing.assert_close(out[b, h, i], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(spec[b, h, i], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_additive_mask_is_refused() -> None:
+    tokens = torch.randn(1, 1, 4, 8)
+    with pytest.raises(UsageError, match="additive"):
+        ExactKernel(1, 8)(tokens, tokens, tokens, scale=1.0, mask=torch.zeros(1, 4))

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from latte_convert.errors import RecipeError
+from latte_convert.recipe import Recipe
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+
+
+def test_default_yaml_is_the_default_and_explains_every_key():
+    assert Recipe.from_yaml(CONFIGS / "default.yaml") == Recipe()
+    text = (CONFIGS / "default.yaml").read_text()
+    assert set(yaml.safe_load(text)) == set(Recipe.model_fields)
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            assert "#" in line, f"no explanation: {line}"
+
+
+def test_paper_yaml_is_the_method_as_published():
+    recipe = Recipe.from_yaml(CONFIGS / "paper.yaml")
+    assert (recipe.kernel, recipe.scorer, recipe.mse_weight, recipe.ratio) == ("latte", "paper", 10.0, 0.67)
+    assert (recipe.tte, recipe.jpn, recipe.sigma, recipe.granularity) == (True, True, True, "layer")
+    assert recipe.propagate_error is False
+
+
+def test_an_option_wins_over_the_file():
+    assert Recipe.from_yaml(CONFIGS / "paper.yaml", ratio=0.5).ratio == 0.5
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"ratoi": 0.5}, "unknown key 'ratoi' (nearest: ratio"),
+        ({"ratio": 1.5}, "ratio: Input should be less than or equal to 1"),
+        ({"granularity": "channel"}, "granularity: Input should be 'layer' or 'head'"),
+        ({"samples": 4, "min_samples": 8}, "min_samples (8) is more than samples (4)"),
+        ({"kernel": "late"}, "latte"),
+        ({"holdout": 0}, "holdout: Input should be greater than 0"),
+        ({"ratio": float("nan")}, "ratio"),
+    ],
+)
+def test_bad_values_are_named(values, message):
+    with pytest.raises(RecipeError) as error:
+        Recipe.build(values)
+    assert message in str(error.value)
+    assert error.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"ratio: [", "not YAML"),
+        (b"- 1\n- 2\n", "must be a mapping"),
+        (b"1: 2\n", "must be a mapping"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, content, message):
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(content)
+    with pytest.raises(RecipeError, match=message):
+        Recipe.from_yaml(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(RecipeError, match="cannot be read"):
+        Recipe.from_yaml(tmp_path / "absent.yaml")
+
+
+def test_an_empty_file_is_the_default_and_a_bom_is_fine(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(b"")
+    assert Recipe.from_yaml(path) == Recipe()
+    path.write_bytes(b"\xef\xbb\xbfratio: 0.5\n")
+    assert Recipe.from_yaml(path).ratio == 0.5
