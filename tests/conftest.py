@@ -42,3 +42,26 @@ def models_dir() -> Path:
     if not (path / "dinov2-small-saliency" / "model.safetensors").is_file():
         _absent("models", "real models (scripts/fetch_models.py)", MODELS_ENV)
     return path
+
+
+@pytest.fixture(scope="session")
+def tiny_dino(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random DINOv2 checkpoint whose attention is far from uniform, with its image processor."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.Dinov2Config(
+        hidden_size=48, num_hidden_layers=6, num_attention_heads=3, image_size=56, patch_size=14, mlp_ratio=2,
+        layerscale_value=0.3,
+    )  # fmt: skip
+    model = transformers.Dinov2Model(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("weight") and parameter.dim() == 2:
+                parameter.mul_(12)  # the library's initialisation gives nearly uniform attention
+    path = tmp_path_factory.mktemp("models") / "tiny-dino"
+    model.save_pretrained(path)
+    processor = transformers.BitImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
+    processor.save_pretrained(path)
+    return path

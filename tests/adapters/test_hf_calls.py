@@ -1,0 +1,161 @@
+"""What a routed call says: obstacles, causality, attention weights, dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from helpers import ADAPTER, Exact, assert_same, eligible, latte_kernels
+from tiny_models import BY_NAME, build, text
+from torch import nn
+
+from latte_convert.adapters import AttentionCall
+from latte_convert.adapters.hf import latte_attention_forward
+from latte_convert.calibration.capture import routed
+from latte_convert.errors import CheckpointError
+from latte_convert.rewrite.apply import apply
+
+SITE = "encoder.layer.0.attention.self"
+
+
+def _calls(model: nn.Module, site: str, inputs: dict[str, Any]) -> list[AttentionCall]:
+    calls: list[AttentionCall] = []
+    with routed(model, ADAPTER, {site: calls.append}), torch.no_grad():
+        model(**inputs)
+    return calls
+
+
+def test_output_attentions_of_a_hybrid() -> None:
+    """None for converted layers, the original's weights for kept ones."""
+    model = build("bert", "eager")
+    with torch.no_grad():
+        original = model(**text(), output_attentions=True)
+    apply(model, ADAPTER, latte_kernels(model, ["encoder.layer.1.attention.self"]))
+    with torch.no_grad():
+        hybrid = model(**text(), output_attentions=True)
+    assert len(hybrid.attentions) == 2
+    assert hybrid.attentions[1] is None
+    torch.testing.assert_close(hybrid.attentions[0], original.attentions[0], rtol=0, atol=0)
+    assert not torch.equal(hybrid.last_hidden_state, original.last_hidden_state)
+
+
+@pytest.mark.parametrize("name", ["vit", "clip", "whisper", "detr"])
+def test_output_attentions_does_not_crash(name: str) -> None:
+    model, inputs = build(name, "eager"), BY_NAME[name].inputs()
+    apply(model, ADAPTER, latte_kernels(model))
+    with torch.no_grad():
+        expected = model(**inputs)
+        actual = model(**inputs, output_attentions=True)
+    key = "text_embeds" if name == "clip" else "last_hidden_state"
+    torch.testing.assert_close(actual[key], expected[key], rtol=0, atol=0)
+
+
+def test_an_unknown_argument_is_an_obstacle() -> None:
+    module = build("bert").get_submodule(SITE)
+    calls: list[AttentionCall] = []
+    undo = ADAPTER.route(build("bert"), SITE, calls.append)
+    undo()
+    model = build("bert")
+    module = model.get_submodule(SITE)
+    undo = ADAPTER.route(model, SITE, calls.append)
+    q = torch.randn(1, 4, 5, 8)
+    for arguments in ({"softcap": 30.0}, {"softcap": None}, {"deterministic": True}, {"position_ids": q}):
+        latte_attention_forward(module, q, q, q, None, **{k: v for k, v in arguments.items() if k != "softcap"})
+    assert [call.obstacle for call in calls] == [None] * 4
+    model.set_attn_implementation("eager")  # SDPA itself refuses a soft cap
+    latte_attention_forward(module, q, q, q, None, softcap=30.0)
+    assert calls[-1].obstacle == "its attention call passes 'softcap', which no linear kernel honours"
+
+
+def test_a_converted_site_with_an_obstacle_names_itself() -> None:
+    model = build("bert")
+    apply(model, ADAPTER, latte_kernels(model))
+    window = torch.ones(12, 12, dtype=torch.bool).tril(2).triu(-2)[None, None].expand(2, 1, 12, 12)
+    with pytest.raises(CheckpointError, match=rf"{SITE}: the attention mask is not key padding .*exclude this site"):
+        model(input_ids=text()["input_ids"], attention_mask=window)
+
+
+def test_local_attention_is_an_obstacle_when_routed_all_the_same() -> None:
+    """ModernBERT's layer 1 sees two tokens to either side; it is not eligible, and routing it says why."""
+    (call,) = _calls(build("modernbert"), "layers.1.attn", text())
+    assert "sliding_window" in (call.obstacle or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "site", "cause"),
+    [
+        ("t5", "encoder.block.1.layer.0.SelfAttention", "position_bias"),
+        ("beit", "layers.0.attention", "carries a bias"),
+        ("swin", "encoder.layers.0.blocks.0.attention", "carries a bias"),
+    ],
+)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_bias_is_an_obstacle_in_the_call_too(name: str, site: str, cause: str, attention: str) -> None:
+    model, inputs = build(name, attention), BY_NAME[name].inputs()
+    if name != "t5":  # initialised to zero, which is no bias
+        for module in model.modules():
+            if hasattr(module, "relative_position_bias_table"):
+                nn.init.normal_(module.relative_position_bias_table)
+    with torch.no_grad():
+        expected = model(**inputs)
+        calls: list[AttentionCall] = []
+        with routed(model, ADAPTER, {site: calls.append}):
+            assert_same(model(**inputs), expected, tolerance=0)  # left to the original
+    assert cause in (calls[0].obstacle or "")
+
+
+def test_packed_sequences_are_an_obstacle() -> None:
+    model = build("llama")
+    inputs = {"input_ids": text((6,))["input_ids"], "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]]),
+              "use_cache": False}  # fmt: skip
+    (call,) = _calls(model, "layers.0.self_attn", inputs)
+    assert "packed sequences" in (call.obstacle or "")
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_causality_is_that_of_the_mask(attention: str) -> None:
+    """The text tower of CLIP gets a causal mask, or none and a flag; its module says it is not causal."""
+    model, inputs = build("clip", attention), BY_NAME["clip"].inputs()
+    site = "text_model.encoder.layers.0.self_attn"
+    assert model.get_submodule(site).is_causal is False
+    (padded,) = _calls(model, site, inputs)
+    (full,) = _calls(model, site, {**inputs, "attention_mask": torch.ones(2, 12, dtype=torch.long)})
+    assert padded.causal
+    assert full.causal
+    assert padded.mask is not None
+    assert padded.mask.tolist() == inputs["attention_mask"].bool().tolist()
+    (vision,) = _calls(model, "vision_model.encoder.layers.0.self_attn", inputs)
+    assert not vision.causal
+    assert vision.mask is None
+
+
+def test_scale_is_the_modules_own() -> None:
+    model = build("vit")
+    module = model.get_submodule("layers.0.attention")
+    (call,) = _calls(model, "layers.0.attention", BY_NAME["vit"].inputs())
+    assert call.scale == pytest.approx(8**-0.5)
+    assert call.module is module
+
+
+def test_dropout_in_training_mode() -> None:
+    config = hf.BertConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, vocab_size=60,
+        attention_probs_dropout_prob=0.25,
+    )  # fmt: skip
+    model = hf.BertModel(config).train()
+    (call,) = _calls(model, SITE, text())
+    assert call.dropout == 0.25
+    apply(model, ADAPTER, latte_kernels(model))
+    with pytest.raises(CheckpointError, match=r"attention dropout of 0\.25 has no meaning"):
+        model(**text())
+    model.eval()
+    assert model(**text()).last_hidden_state.isfinite().all()
+
+
+def test_a_handler_sees_the_mask_of_every_layer() -> None:
+    model, handler = build("bert"), Exact()
+    with routed(model, ADAPTER, dict.fromkeys(eligible(model), handler)), torch.no_grad():
+        model(**text())
+    assert handler.calls == 2
