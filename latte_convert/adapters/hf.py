@@ -136,8 +136,8 @@ def latte_attention_forward(
         **kwargs: Whatever else the model passes.
 
     Returns:
-        The attention output ``(B, Nq, H, dv)``, and the original's attention weights where its function ran, which
-        may be None; a converted layer has none.
+        The attention output ``(B, Nq, H, dv)``, and the original's attention weights where its function ran; a
+        converted layer has None, which Transformers leaves out of ``attentions``.
     """
     routes: _Routes = module.latte_routes
     implementation = routes.config._attn_implementation

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 DECODER_TOKENS = 64
 """Longest transcript a speech decoder writes for its own calibration."""
 
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.spm", "tekken.json", "tokenizer.py", "*.tiktoken")
 _WORDS = {"image": "image processor", "text": "tokenizer", "audio": "feature extractor"}
 
 
@@ -55,6 +56,9 @@ class Processor:
         }
         self.modality = modality
         try:
+            if modality == "text" and not any(any(source.path.glob(name)) for name in _TOKENIZER_FILES):
+                # Transformers would make an empty tokenizer that maps every word to "unknown".
+                raise OSError("no vocabulary file")
             with quiet_transformers():
                 self.apply = loaders[modality].from_pretrained(source.path)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -103,7 +103,8 @@ def instantiate(cls: Any, config: Any, tensors: dict[str, Tensor], *, origin: st
     try:
         with quiet_transformers():
             model, info = cls.from_pretrained(
-                None, config=config, state_dict=tensors, output_loading_info=True, dtype=_dtype(tensors)
+                None, config=config, state_dict=tensors, output_loading_info=True, dtype=_dtype(tensors),
+                ignore_mismatched_sizes=True,  # they are reported, by name, below
             )
     except (RuntimeError, ValueError, OSError) as error:
         raise CheckpointError(f"{origin} does not load into {cls.__name__}: {error}") from None

@@ -12,7 +12,7 @@ from latte_convert.errors import CheckpointError, nearest
 
 MANIFEST = "latte.json"
 _INDEX = "model.safetensors.index.json"
-_SIDECARS = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "LICENSE*", "NOTICE*")
+_SIDECARS = ("*.json", "*.txt", "*.model", "*.spm", "*.tiktoken", "*.jinja", "*.py", "LICENSE*", "NOTICE*")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf")
 
 
@@ -80,7 +80,7 @@ def _hub(repo: str, revision: str | None, allow_pickle: bool) -> Source:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = ["*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "NOTICE*", "model*.safetensors"]
+    patterns = [*_SIDECARS, "model*.safetensors"]
     patterns += ["pytorch_model*.bin"] if allow_pickle else []
     try:
         local = snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"])

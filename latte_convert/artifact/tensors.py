@@ -51,6 +51,7 @@ def write_tensors(tensors: Mapping[str, Tensor], directory: Path) -> list[str]:
                                               max_shard_size=SHARD_SIZE)  # fmt: skip
     for name, keys in plan.filename_to_tensors.items():
         save_file({key: owned[key] for key in keys}, directory / name, metadata={"format": "pt"})
+        (directory / name).chmod(0o666 & directory.stat().st_mode)  # safetensors writes files for the owner only
     names = sorted(plan.filename_to_tensors)
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": dict(sorted(plan.tensor_to_filename.items()))}

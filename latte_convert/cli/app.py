@@ -56,6 +56,10 @@ def main() -> None:
         app()
     except LatteError as error:
         _fail(str(error), error.exit_code, debug)
+    except SystemExit as end:
+        if end.code == 130:  # typer has turned Ctrl-C into an exit without a word
+            sys.stderr.write("latte: interrupted; nothing was written.\n")
+        raise
     except KeyboardInterrupt:
         _fail("interrupted; nothing was written.", 130, debug=False)
     except MemoryError as error:

@@ -28,16 +28,19 @@ def _calls(model: nn.Module, site: str, inputs: dict[str, Any]) -> list[Attentio
 
 
 def test_output_attentions_of_a_hybrid() -> None:
-    """None for converted layers, the original's weights for kept ones."""
-    model = build("bert", "eager")
+    """A converted module gives None, a kept one its weights; Transformers leaves the None out of its tuple."""
+    model, converted = build("bert", "eager"), "encoder.layer.1.attention.self"
+    given: dict[str, Any] = {}
+    for name in (SITE, converted):
+        model.get_submodule(name).register_forward_hook(lambda *args, name=name: given.update({name: args[2][1]}))
     with torch.no_grad():
         original = model(**text(), output_attentions=True)
-    apply(model, ADAPTER, latte_kernels(model, ["encoder.layer.1.attention.self"]))
-    with torch.no_grad():
+        apply(model, ADAPTER, latte_kernels(model, [converted]))
         hybrid = model(**text(), output_attentions=True)
-    assert len(hybrid.attentions) == 2
-    assert hybrid.attentions[1] is None
-    torch.testing.assert_close(hybrid.attentions[0], original.attentions[0], rtol=0, atol=0)
+    assert given[converted] is None
+    torch.testing.assert_close(given[SITE], original.attentions[0], rtol=0, atol=0)
+    assert len(hybrid.attentions) == 1
+    assert hybrid.attentions[0] is given[SITE]
     assert not torch.equal(hybrid.last_hidden_state, original.last_hidden_state)
 
 
@@ -52,21 +55,23 @@ def test_output_attentions_does_not_crash(name: str) -> None:
     torch.testing.assert_close(actual[key], expected[key], rtol=0, atol=0)
 
 
-def test_an_unknown_argument_is_an_obstacle() -> None:
-    module = build("bert").get_submodule(SITE)
+@pytest.mark.parametrize(
+    ("argument", "obstacle"),
+    [
+        ({}, None),
+        ({"softcap": None}, None),
+        ({"softcap": 30.0}, "its attention call passes 'softcap', which no linear kernel honours"),
+        ({"sliding_window": 4}, "its attention call passes 'sliding_window', which no linear kernel honours"),
+        ({"deterministic": True, "output_attentions": True, "position_ids": torch.arange(5)}, None),
+    ],
+)
+def test_an_unknown_argument_is_an_obstacle(argument: dict[str, Any], obstacle: str | None) -> None:
+    model = build("bert", "eager")
     calls: list[AttentionCall] = []
-    undo = ADAPTER.route(build("bert"), SITE, calls.append)
-    undo()
-    model = build("bert")
-    module = model.get_submodule(SITE)
-    undo = ADAPTER.route(model, SITE, calls.append)
-    q = torch.randn(1, 4, 5, 8)
-    for arguments in ({"softcap": 30.0}, {"softcap": None}, {"deterministic": True}, {"position_ids": q}):
-        latte_attention_forward(module, q, q, q, None, **{k: v for k, v in arguments.items() if k != "softcap"})
-    assert [call.obstacle for call in calls] == [None] * 4
-    model.set_attn_implementation("eager")  # SDPA itself refuses a soft cap
-    latte_attention_forward(module, q, q, q, None, softcap=30.0)
-    assert calls[-1].obstacle == "its attention call passes 'softcap', which no linear kernel honours"
+    tokens = torch.randn(1, 4, 5, 8)
+    with routed(model, ADAPTER, {SITE: calls.append}):
+        latte_attention_forward(model.get_submodule(SITE), tokens, tokens, tokens, None, **argument)
+    assert [call.obstacle for call in calls] == [obstacle]
 
 
 def test_a_converted_site_with_an_obstacle_names_itself() -> None:

@@ -1,0 +1,243 @@
+"""An artifact is strict on every key, and a failed write loses nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import latte_convert
+from latte_convert.artifact import files
+from latte_convert.artifact.tensors import digest, is_ours, write_tensors
+from latte_convert.errors import CheckpointError, IntegrityError, OutputError
+from latte_convert.recipe import Recipe
+
+
+@pytest.fixture(scope="module")
+def result(tiny_dino: Path, shared_data: Path):
+    return latte_convert.convert(tiny_dino, shared_data / "coco_val128" / "images", recipe=Recipe(samples=4))
+
+
+@pytest.fixture(scope="module")
+def saved(result, tmp_path_factory) -> Path:
+    return result.save(tmp_path_factory.mktemp("saved") / "hybrid")
+
+
+@pytest.fixture
+def artifact(saved: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(saved, tmp_path / "hybrid")
+
+
+def edit_weights(artifact: Path, change) -> None:
+    tensors = load_file(artifact / "model.safetensors")
+    change(tensors)
+    save_file(tensors, artifact / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_manifest(artifact: Path, change) -> None:
+    manifest = json.loads((artifact / "latte.json").read_text())
+    change(manifest)
+    (artifact / "latte.json").write_text(json.dumps(manifest))
+
+
+def test_a_sound_artifact_verifies(artifact):
+    found = latte_convert.verify(artifact)
+    assert found.files == 3
+    assert found.probe_difference < 1e-5
+
+
+def test_saving_does_not_change_the_umask_rights(artifact):
+    assert (artifact / "model.safetensors").stat().st_mode & 0o777 == (artifact / "latte.json").stat().st_mode & 0o777
+
+
+def first_of_ours(tensors: dict) -> str:
+    return next(key for key in tensors if key.endswith(".latte.sigma"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(first_of_ours(t)), r"latte\.sigma' is missing"),
+        (lambda t: t.update({"encoder.layer.0.attention.latte.gamma": torch.zeros(1)}), "latte.gamma"),
+        (lambda t: t.update({first_of_ours(t): torch.zeros(3)}), r"has shape \(3,\)"),
+        (lambda t: t.update({"strange.weight": torch.zeros(1)}), r"does not know: strange\.weight"),
+        (lambda t: t.pop("layernorm.weight"), r"1 tensors missing \(layernorm\.weight\)"),
+        (lambda t: t.update({"layernorm.weight": torch.zeros(3)}), r"another shape \(layernorm\.weight\)"),
+    ],
+    ids=["lost scale", "unknown of ours", "wrong shape of ours", "unknown", "lost weight", "wrong shape"],
+)
+def test_load_is_strict_on_every_key(artifact, change, message):
+    edit_weights(artifact, change)
+    with pytest.raises(IntegrityError, match=message):
+        latte_convert.load(artifact)
+
+
+def test_a_changed_weight_is_found(artifact):
+    edit_weights(artifact, lambda t: t["layernorm.weight"].add_(1e-3))
+    latte_convert.load(artifact)  # loads: only verify and restore look at values
+    with pytest.raises(IntegrityError, match=r"'model\.safetensors' is not the file that was saved"):
+        latte_convert.verify(artifact)
+    with pytest.raises(IntegrityError, match="not those recorded"):
+        latte_convert.restore(artifact, artifact.parent / "original")
+    assert not (artifact.parent / "original").exists()
+
+
+def test_a_kernel_that_answers_otherwise_is_found(artifact):
+    """All hashes right, as if another library version computed something else."""
+    edit_manifest(artifact, lambda m: m["probe"].update(values=[v + 0.1 for v in m["probe"]["values"]]))
+    with pytest.raises(IntegrityError, match="answers the probe differently"):
+        latte_convert.verify(artifact)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(schema_version=99), "schema version 99.*Upgrade"),
+        (lambda m: m.update(future=1), "future"),
+        (lambda m: m.pop("source"), "source"),
+        (lambda m: m["sites"].append({**m["sites"][0], "name": "encoder.layer.5.attention"}), "is missing"),
+        (lambda m: m["sites"][0].update(options={"colour": 1}), "do not fit kernel 'latte'"),
+        (lambda m: m["source"].update(model_class="BertModel"), "the manifest says BertModel"),
+    ],
+    ids=["future", "unknown key", "lost key", "extra site", "bad options", "other class"],
+)
+def test_a_changed_manifest_is_found(artifact, change, message):
+    edit_manifest(artifact, change)
+    with pytest.raises(IntegrityError, match=message) as error:
+        latte_convert.load(artifact)
+    assert error.value.exit_code == 5
+
+
+def test_not_json_not_there_not_an_artifact(artifact, tmp_path):
+    (artifact / "latte.json").write_text("{")
+    with pytest.raises(IntegrityError, match="damaged"):
+        latte_convert.load(artifact)
+    (artifact / "latte.json").unlink()
+    with pytest.raises(IntegrityError, match="not an artifact"):
+        latte_convert.verify(artifact)
+    with pytest.raises(CheckpointError, match="no artifact at"):
+        latte_convert.load(tmp_path / "absent")
+
+
+def test_a_lost_file_is_found(artifact):
+    (artifact / "preprocessor_config.json").unlink()
+    with pytest.raises(IntegrityError, match=r"'preprocessor_config\.json' is missing"):
+        latte_convert.verify(artifact)
+
+
+def test_an_existing_output_is_refused_and_untouched(result, tmp_path):
+    out = tmp_path / "there"
+    out.mkdir()
+    (out / "mine.txt").write_text("keep")
+    with pytest.raises(OutputError, match="exists already"):
+        result.save(out)
+    assert [p.name for p in out.iterdir()] == ["mine.txt"]
+    result.save(out, overwrite=True)
+    assert latte_convert.verify(out).files == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_write_keeps_the_old_artifact(result, artifact, monkeypatch, failure):
+    before = {path.name: path.read_bytes() for path in artifact.iterdir()}
+
+    def fail(*_args, **_kwargs):
+        raise failure
+
+    monkeypatch.setattr("latte_convert.artifact.save.write_html", fail)  # the last file that is written
+    with pytest.raises((OutputError, KeyboardInterrupt)) as error:
+        result.save(artifact, overwrite=True)
+    if isinstance(failure, OSError):
+        assert "disk is full" in str(error.value)
+    assert {path.name: path.read_bytes() for path in artifact.iterdir()} == before
+    assert [path.name for path in artifact.parent.iterdir()] == ["hybrid"]
+
+
+def test_a_full_disk_is_seen_before_the_work(result, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _path: usage._replace(free=1000))
+    with pytest.raises(OutputError, match="MB free"):
+        result.save(tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_below_a_file_is_refused(result, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot be written to"):
+        result.save(tmp_path / "file" / "out")
+    with pytest.raises(OutputError, match="not a directory"):
+        result.save(tmp_path / "file", overwrite=True)
+
+
+def test_tied_and_strided_tensors_are_written_in_full(tmp_path):
+    table = torch.randn(4, 6)
+    tensors = {"a.weight": table, "b.weight": table, "c": table.T, "d": torch.zeros(0)}
+    assert write_tensors(tensors, tmp_path) == ["model.safetensors"]
+    back = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(back[key], tensor) for key, tensor in tensors.items())
+
+
+def test_large_checkpoints_are_sharded(tmp_path, monkeypatch):
+    monkeypatch.setattr("latte_convert.artifact.tensors.SHARD_SIZE", "1KB")
+    tensors = {f"layer.{i}.weight": torch.randn(100) for i in range(5)}
+    names = write_tensors(tensors, tmp_path)
+    assert "model.safetensors.index.json" in names
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(tensors)
+    assert len(names) > 2
+    for key, name in index["weight_map"].items():
+        assert torch.equal(load_file(tmp_path / name)[key], tensors[key])
+
+
+def test_sharded_artifact_round_trip(result, tmp_path, monkeypatch):
+    monkeypatch.setattr("latte_convert.artifact.tensors.SHARD_SIZE", "200KB")
+    out = result.save(tmp_path / "hybrid")
+    assert len(list(out.glob("model-*.safetensors"))) > 1
+    assert latte_convert.verify(out).probe_difference < 1e-5
+
+
+def test_digest_sees_key_dtype_shape_and_bytes():
+    base = {"a": torch.tensor([1.0, 2.0])}
+    others = [
+        {"b": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([1.0, 2.0], dtype=torch.float64)},
+        {"a": torch.tensor([[1.0, 2.0]])}, {"a": torch.tensor([1.0, 2.5])}, {"a": torch.tensor([1.0, -0.0])},
+    ]  # fmt: skip
+    assert digest(base) == digest({"a": torch.tensor([1.0, 9.0, 2.0, 9.0])[::2]})
+    assert len({digest(t) for t in [base, *others]}) == 6
+    assert digest({"a": torch.ones(2, dtype=torch.bfloat16)}) != digest({"a": torch.zeros(2, dtype=torch.bfloat16)})
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("encoder.layer.0.attention.latte.alpha", True),
+        ("attn.latte.sigma", True),
+        ("latte.weight", False),
+        ("encoder.latte.layer.weight", False),
+        ("encoder.latte_layer.weight", False),
+    ],
+)
+def test_which_keys_are_ours(key, expected):
+    assert is_ours(key) is expected
+
+
+def test_reports_are_strict_json_and_follow_the_published_schema(artifact):
+    import jsonschema
+
+    from latte_convert.artifact.manifest import Manifest
+    from latte_convert.report.schema import Report
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not strict JSON")
+
+    for name, model in (("report.json", Report), ("latte.json", Manifest)):
+        content = json.loads((artifact / name).read_text(), parse_constant=refuse)
+        schema = model.model_json_schema()
+        jsonschema.Draft202012Validator.check_schema(schema)
+        jsonschema.validate(content, schema, cls=jsonschema.Draft202012Validator)
+    assert (artifact / "report.html").stat().st_size > 10_000

@@ -1,0 +1,376 @@
+"""The contract of the command line: streams, exit codes, and sentences a person can act on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from latte_convert.cli.app import main
+
+
+@pytest.fixture(scope="module")
+def photos(shared_data: Path, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    for path in sorted((shared_data / "coco_val128" / "images").iterdir())[:8]:
+        shutil.copy(path, folder)
+    return folder
+
+
+@pytest.fixture
+def latte(monkeypatch, capsys):
+    """Run the command line in this process: ``latte(*args) -> (exit code, stdout, stderr)``."""
+
+    def run(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["latte", *map(str, args)])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def artifact(tiny_dino: Path, photos: Path, tmp_path_factory) -> Path:
+    import latte_convert
+
+    result = latte_convert.convert(tiny_dino, photos, recipe=latte_convert.Recipe(samples=4))
+    return result.save(tmp_path_factory.mktemp("cli") / "hybrid")
+
+
+def test_convert_writes_an_artifact_and_prints_its_path(latte, tiny_dino, photos, tmp_path):
+    out = tmp_path / "hybrid"
+    code, stdout, stderr = latte("convert", tiny_dino, "--calib", photos, "--samples", 4, "--out", out)
+    assert (code, stdout) == (0, f"{out}\n")
+    assert "\x1b" not in stderr
+    assert "█" in stderr
+    assert "held-out samples (4 sites converted)" in stderr
+    assert sorted(p.name for p in out.iterdir()) == [
+        "config.json", "latte.json", "model.safetensors", "preprocessor_config.json", "report.html", "report.json",
+    ]  # fmt: skip
+
+
+def test_json_is_one_document_and_nothing_else(latte, tiny_dino, photos, tmp_path):
+    code, stdout, _ = latte(
+        "convert", tiny_dino, "--calib", photos, "--samples", 4, "-k", 2, "--out", tmp_path / "o", "--json"
+    )
+    report = json.loads(stdout)
+    assert code == 0
+    assert len(report["converted"]) == 2
+    assert report == json.loads((tmp_path / "o" / "report.json").read_text())
+
+
+def test_score_prints_the_sites_to_convert_and_writes_no_model(latte, tiny_dino, photos, tmp_path):
+    page = tmp_path / "scores.html"
+    code, stdout, stderr = latte("score", tiny_dino, "--calib", photos, "--samples", 4, "--out", page)
+    assert code == 0
+    assert len(stdout.splitlines()) == 4
+    assert all(line.startswith("encoder.layer.") for line in stdout.splitlines())
+    assert "nothing was converted" in stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["scores.html"]
+
+
+def test_dry_run_writes_nothing(latte, tiny_dino, photos, tmp_path):
+    out = tmp_path / "o"
+    code, stdout, _ = latte("convert", tiny_dino, "--calib", photos, "--samples", 4, "--out", out, "--dry-run", "--json")
+    assert code == 0
+    assert json.loads(stdout)["fidelity"] is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_inspect_verify_restore(latte, artifact, tmp_path):
+    code, stdout, _ = latte("inspect", artifact)
+    assert code == 0
+    assert "converted    4 sites" in stdout
+    code, stdout, _ = latte("inspect", artifact, "--json")
+    assert set(json.loads(stdout)) == {"manifest", "parameters", "report"}
+    code, stdout, _ = latte("verify", artifact, "--json")
+    assert (code, json.loads(stdout)["ok"]) == (0, True)
+    code, stdout, _ = latte("restore", artifact, "--out", tmp_path / "original")
+    assert (code, stdout) == (0, f"{tmp_path / 'original'}\n")
+    assert (tmp_path / "original" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("which", ["report", "manifest", "recipe"])
+def test_schema_is_a_valid_json_schema(latte, which):
+    import jsonschema
+
+    code, stdout, _ = latte("schema", which)
+    assert code == 0
+    jsonschema.Draft202012Validator.check_schema(json.loads(stdout))
+
+
+@pytest.mark.parametrize(
+    ("extra", "code", "message"),
+    [
+        (["--ratio", "1.5"], 3, "ratio: Input should be less than or equal to 1"),
+        (["-k", "99"], 3, "k is 99, but only 6 of 6 sites are eligible"),
+        (["--exclude", "layer.77"], 3, "exclude pattern 'layer.77' matches no attention site"),
+        (["--min-fidelity", "1.0", "--ratio", "1"], 4, "held-out fidelity is"),
+        (["--samples", "5", "--min-samples", "20"], 3, "min_samples (20) is more than samples (5)"),
+        (["--samples", "50", "--min-samples", "20"], 3, "8"),
+        (["--device", "quantum"], 2, "device 'quantum' cannot be used"),
+        (["--granularity", "channel"], 2, "channel"),
+        (["--nonsense"], 2, "No such option"),
+    ],
+)
+def test_bad_settings(latte, tiny_dino, photos, tmp_path, extra, code, message):
+    given = ["convert", tiny_dino, "--calib", photos, "--out", tmp_path / "o"]
+    if "--samples" not in extra:
+        given += ["--samples", "4"]
+    found, stdout, stderr = latte(*given, *extra)
+    assert (found, stdout) == (code, "")
+    assert message in " ".join(stderr.replace("│", " ").split())
+    assert "Traceback" not in stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_output_is_a_usage_error(latte, tiny_dino, photos):
+    code, _, stderr = latte("convert", tiny_dino, "--calib", photos)
+    assert code == 2
+    assert "--out DIR" in stderr
+
+
+def test_recipe_file_with_an_unknown_key(latte, tiny_dino, photos, tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("ratoi: 0.5\n")
+    code, _, stderr = latte("convert", tiny_dino, "--calib", photos, "--out", tmp_path / "o", "--config", recipe)
+    assert code == 3
+    assert "unknown key 'ratoi' (nearest: ratio" in stderr
+
+
+def test_options_win_over_the_recipe_file(latte, tiny_dino, photos, tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("k: 5\nsamples: 4\n")
+    code, stdout, _ = latte("score", tiny_dino, "--calib", photos, "-c", recipe, "--ratio", "0.5")
+    assert code == 0
+    assert len(stdout.splitlines()) == 3
+
+
+def bad_models(tmp_path: Path, tiny_dino: Path) -> dict[str, tuple[Path | str, str]]:
+    """Checkpoints that cannot be used, and what the message must say."""
+    for name in ("empty", "bare", "pickle", "alien", "broken", "text"):
+        (tmp_path / name).mkdir()
+    config = (tiny_dino / "config.json").read_text()
+    for name in ("bare", "pickle", "broken"):
+        (tmp_path / name / "config.json").write_text(config)
+    shutil.copy(tiny_dino / "preprocessor_config.json", tmp_path / "broken")
+    torch.save({}, tmp_path / "pickle" / "pytorch_model.bin")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"not safetensors")
+    (tmp_path / "alien" / "config.json").write_text('{"model_type": "dinov9"}')
+    shutil.copy(tiny_dino / "model.safetensors", tmp_path / "alien")
+    transformers.BertModel(
+        transformers.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+                                vocab_size=30)
+    ).save_pretrained(tmp_path / "text")  # fmt: skip
+    no_processor = tmp_path / "no-processor"
+    shutil.copytree(tiny_dino, no_processor, ignore=lambda *_: ["preprocessor_config.json"])
+    missing_tensor = tmp_path / "missing-tensor"
+    shutil.copytree(tiny_dino, missing_tensor)
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(tiny_dino / "model.safetensors")
+    del tensors["layernorm.weight"]
+    save_file(tensors, missing_tensor / "model.safetensors", metadata={"format": "pt"})
+    return {
+        "absent": (tmp_path / "tiny-dinoo", "there is no model at"),
+        "absent relative": ("./nowhere", "there is no model at './nowhere'"),
+        "empty directory": (tmp_path / "empty", "has no config.json"),
+        "no weights": (tmp_path / "bare", "has no model.safetensors"),
+        "pickle only": (tmp_path / "pickle", "--allow-pickle"),
+        "unknown type": (tmp_path / "alien", "does not know the model type 'dinov9' (nearest: dinov2"),
+        "damaged": (tmp_path / "broken", "is damaged"),
+        "no tokenizer": (tmp_path / "text", "has no usable tokenizer"),
+        "no processor": (no_processor, "has no usable image processor"),
+        "incomplete": (missing_tensor, "1 tensors missing (layernorm.weight)"),
+        "not a hub id": ("a b", "neither an existing path nor a Hub id"),
+        "offline": ("someone/some-model", "cannot be reached"),
+        "other library": ("timm:vit_small", "Transformers checkpoints only"),
+    }
+
+
+def test_bad_models(latte, tiny_dino, photos, tmp_path):
+    for name, (model, message) in bad_models(tmp_path, tiny_dino).items():
+        code, stdout, stderr = latte("convert", model, "--calib", photos, "--samples", 4, "--out", tmp_path / "o")
+        assert code == 3, f"{name}: {stderr}"
+        assert stdout == "", name
+        assert message in stderr, f"{name}: {stderr}"
+        assert "Traceback" not in stderr, name
+        assert not (tmp_path / "o").exists(), name
+
+
+def test_bad_data_is_found_before_the_weights_load(latte, tiny_dino, tmp_path, shared_data):
+    """The weights are damaged: whoever reads them first would say so."""
+    model = shutil.copytree(tiny_dino, tmp_path / "model")
+    (model / "model.safetensors").write_bytes(b"damaged")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "corrupt").mkdir()
+    (tmp_path / "corrupt" / "a.jpg").write_bytes(b"\xff\xd8\xff not a photo")
+    for data, message in (
+        (tmp_path / "absent", "absent"),
+        (tmp_path / "empty", "empty"),
+        (tmp_path / "corrupt", "a.jpg"),
+        (shared_data / "an4_windows", "this model takes images"),
+    ):
+        code, stdout, stderr = latte("convert", model, "--calib", data, "--out", tmp_path / "o")
+        assert (code, stdout) == (3, ""), stderr
+        assert message in stderr
+        assert "damaged" not in stderr
+
+
+def test_skipped_files_are_named_and_counted(latte, tiny_dino, photos, tmp_path):
+    dirty = shutil.copytree(photos, tmp_path / "dirty")
+    (dirty / "broken.JPG").write_bytes(b"")
+    (dirty / ".DS_Store").write_bytes(b"x")
+    code, _, stderr = latte(
+        "convert", tiny_dino, "--calib", dirty, "--samples", 20, "--out", tmp_path / "o"
+    )
+    assert code == 0
+    assert "20 asked, 6 fitted, 2 held out, 1 skipped" in stderr
+    skipped = json.loads((tmp_path / "o" / "report.json").read_text())["calibration"]["skipped"]
+    assert [s["id"] for s in skipped] == ["broken.JPG"]
+    code, _, stderr = latte("convert", tiny_dino, "--calib", dirty, "--samples", 20, "--strict", "--out", tmp_path / "p")
+    assert code == 3
+    assert "broken.JPG" in stderr
+
+
+def test_pickle_is_read_on_request_and_weights_only(latte, tiny_dino, photos, tmp_path):
+    from safetensors.torch import load_file
+
+    model = shutil.copytree(tiny_dino, tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    torch.save(tensors, model / "pytorch_model.bin")
+    arguments = ("convert", model, "--calib", photos, "--samples", 4, "--allow-pickle", "--out")
+    assert latte(*arguments, tmp_path / "o")[0] == 0
+    back = load_file(tmp_path / "o" / "model.safetensors")
+    assert all(torch.equal(back[key], tensor) for key, tensor in tensors.items())
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "pwned"),)
+
+    torch.save({"x": Evil()}, model / "pytorch_model.bin")
+    code, _, stderr = latte(*arguments, tmp_path / "p")
+    assert code == 3
+    assert "weights-only" in stderr
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_existing_output_is_refused_before_the_work(latte, tiny_dino, photos, tmp_path):
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o" / "mine.txt").write_text("keep")
+    started = time.monotonic()
+    code, _, stderr = latte("convert", tiny_dino, "--calib", photos, "--out", tmp_path / "o")
+    assert code == 3
+    assert "--overwrite" in stderr
+    assert "Calibrating" not in stderr
+    assert time.monotonic() - started < 60
+    assert (tmp_path / "o" / "mine.txt").read_text() == "keep"
+
+
+def test_integrity_errors_exit_5(latte, artifact, tmp_path):
+    broken = shutil.copytree(artifact, tmp_path / "broken")
+    with (broken / "config.json").open("a") as file:
+        file.write("\n")
+    code, stdout, stderr = latte("verify", broken)
+    assert (code, stdout) == (5, "")
+    assert "'config.json' is not the file that was saved" in stderr
+
+
+def test_an_internal_error_is_one_line_unless_debug(latte, tiny_dino, photos, tmp_path, monkeypatch):
+    def bug(*_args, **_kwargs):
+        raise ZeroDivisionError("boom")
+
+    monkeypatch.setattr("latte_convert.conversion.convert", bug)
+    arguments = ("convert", tiny_dino, "--calib", photos, "--out", tmp_path / "o")
+    code, _, stderr = latte(*arguments)
+    assert code == 1
+    assert stderr.splitlines()[-1].startswith("latte: internal error: ZeroDivisionError: boom")
+    assert "Traceback" not in stderr
+    code, _, stderr = latte(*arguments, "--debug")
+    assert code == 1
+    assert "Traceback" in stderr
+
+
+# --- as a real process ------------------------------------------------------------------------------------------
+
+
+def process(*args: object, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "latte_convert.cli.app", *map(str, args)], capture_output=True, text=True, check=False,
+        timeout=120, **options,
+    )  # fmt: skip
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['latte', '--help']\n"
+        "from latte_convert.cli.app import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'numpy', 'PIL', 'pydantic', 'safetensors'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "convert" in done.stdout
+
+
+def test_import_is_light():
+    code = "import sys, latte_convert; sys.exit(str({'torch', 'transformers', 'numpy'} & set(sys.modules) or ''))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or done.stderr.strip() == "", done.stderr
+
+
+@pytest.mark.parametrize("command", ["score", "convert", "inspect", "verify", "restore", "schema"])
+def test_every_command_has_help(latte, command):
+    code, stdout, _ = latte(command, "--help")
+    assert code == 0
+    assert "Usage" in stdout
+
+
+def test_ctrl_c_exits_130_and_leaves_nothing(tiny_dino, photos, tmp_path):
+    running = subprocess.Popen(
+        [sys.executable, "-m", "latte_convert.cli.app", "convert", str(tiny_dino), "--calib", str(photos),
+         "--samples", "8", "--propagate-error", "--out", str(tmp_path / "o")],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert running.stderr is not None
+    for line in running.stderr:
+        if line.startswith("Calibrating"):
+            break
+    running.send_signal(signal.SIGINT)
+    stdout, stderr = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert stdout == ""
+    assert "interrupted" in stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_offline_opens_no_socket(tiny_dino, photos, tmp_path):
+    """The whole conversion with sockets removed from Python."""
+    code = (
+        "import socket, sys\n"
+        "def no(*a, **k): raise RuntimeError('a socket was opened')\n"
+        "socket.socket.connect = no; socket.create_connection = no; socket.getaddrinfo = no\n"
+        f"sys.argv = ['latte', 'convert', {str(tiny_dino)!r}, '--calib', {str(photos)!r}, '--samples', '4',\n"
+        f"            '--out', {str(tmp_path / 'o')!r}]\n"
+        "from latte_convert.cli.app import main; main()"
+    )
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "o" / "latte.json").is_file()
