@@ -1,7 +1,7 @@
 """What an adapter tells the rest of the package about a library's attention modules.
 
-An adapter knows three things about a library: where the attention modules are (``sites``), how to take over one
-of them (``route``), and which modules stand around it (``output_projection``, ``block``). It knows nothing about
+An adapter knows three things about a library: where the attention modules are (``sites``), how to take over
+one of them (``route``), and which layer reads its output (``output_projection``). It knows nothing about
 kernels: a handler decides what a routed module computes.
 """
 
@@ -85,7 +85,7 @@ class AttentionCall:
 
 
 Handler = Callable[[AttentionCall], "Tensor | None"]
-"""Computes what a routed module puts out, ``(B, H, Nq, dv)``; None leaves the call to the original function."""
+"""Computes what a routed module puts out, ``(B, H, Nq, dv)``; None leaves the call to the original."""
 
 
 class Adapter(Protocol):

@@ -1,8 +1,8 @@
 """Transformers models: every attention module that dispatches through ``ALL_ATTENTION_FUNCTIONS``.
 
-The dispatch reads the name of the implementation from the module's own ``config`` and hands the module over, so a
-site is routed by giving that one module a copy of its config with our name in it. No forward is copied, the other
-modules keep running the original code untouched, and the model's masks are built as before.
+The dispatch reads the name of the implementation from the module's own ``config`` and hands the module over,
+so a site is routed by giving that one module a copy of its config with our name in it. No forward is copied, the
+other modules keep running the original code untouched, and the model's masks are built as before.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class HFAdapter:
             handler: Computes the attention output, or returns None for the original's.
 
         Returns:
-            A function that takes this route away; with the last one the module is as it was. A second call does
-            nothing.
+            A function that takes this route away; with the last one the module is as it was. A second call
+            does nothing.
         """
         module = model.get_submodule(site)
         routes: _Routes | None = module.__dict__.get("latte_routes")
@@ -93,7 +93,7 @@ class HFAdapter:
                 module.config, _eager_function(type(module)), hf_sites.describe(model, site, module).causal,
                 hf_sites.prefix_tokens(model, site),
             )  # fmt: skip
-            config = copy.copy(module.config)
+            config: Any = copy.copy(module.config)
             # The public setter would write through to shared sub-configs.
             config._attn_implementation_internal = IMPLEMENTATION
             module.__dict__.update(config=config, latte_routes=routes)
@@ -136,10 +136,10 @@ def latte_attention_forward(
         **kwargs: Whatever else the model passes.
 
     Returns:
-        The attention output ``(B, Nq, H, dv)``, and the original's attention weights where its function ran; a
-        converted layer has None, which Transformers leaves out of ``attentions``.
+        The attention output ``(B, Nq, H, dv)``, and the original's attention weights where its function ran;
+        a converted layer has None, which Transformers leaves out of ``attentions``.
     """
-    routes: _Routes = module.latte_routes
+    routes: _Routes = module.__dict__["latte_routes"]
     implementation = routes.config._attn_implementation
     original = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, routes.eager)
     original_kwargs = {**kwargs, "dropout": dropout, "scaling": scaling}
@@ -148,6 +148,7 @@ def latte_attention_forward(
     weights: list[Any] = []
 
     def exact() -> Tensor:
+        output: Tensor
         output, attention = original(module, query, key, value, attention_mask, **original_kwargs)
         weights.append(attention)
         return output.transpose(1, 2)
@@ -155,7 +156,7 @@ def latte_attention_forward(
     queries, keys = query.shape[2], key.shape[2]
     causal = _is_causal(module, routes, attention_mask, queries, is_causal)
     if attention_mask is None and causal and keys > queries:
-        keys = queries  # what is behind them is the unused part of a static cache: SDPA aligns at the first key
+        keys = queries  # the rest is the unused part of a static cache: SDPA aligns at the first key
     obstacle, mask = _unknown_argument(kwargs), None
     try:
         mask = key_mask(attention_mask, queries=queries, keys=keys, causal=causal)
@@ -179,7 +180,7 @@ AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 
 def _eager_function(kind: type[nn.Module]) -> Callable[..., tuple[Tensor, Any]]:
-    """The default that a class hands to the attention interface, by its name in the class's modelling file."""
+    """The default that a class hands to the attention interface, by its name in the modelling file."""
     forward = inspect.unwrap(kind.forward)
     name = next(name for name in forward.__code__.co_names if name.endswith("eager_attention_forward"))
     return forward.__globals__[name]  # type: ignore[no-any-return]

@@ -1,8 +1,7 @@
-"""What Transformers' attention modules are: read from their attributes, their code and their place in the model."""
+"""What Transformers' attention modules are: by their attributes, code and place in the model."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from collections.abc import Iterator
@@ -13,20 +12,20 @@ from torch import Tensor, nn
 
 from latte_convert.adapters.base import AttentionSite
 
-# Attributes of attention modules, or of the layers around them, whose presence means that logits are more than a
-# scaled product of query and key.
+# Attributes of attention modules, or of the layers around them, whose presence means that logits are more
+# than a scaled product of query and key.
 _BIASES = ("relative_position_bias_table", "relative_position_bias", "relative_attention_bias",
            "shared_position_bias", "rel_pos_h", "gru_rel_pos_linear", "distance_embedding")  # fmt: skip
 _QUERY_NAMES = ("q_proj", "query", "query_proj", "q_lin", "q", "linear_q", "to_q", "wq",
                 "value_proj")  # fmt: skip
 _OUTPUT_NAMES = ("o_proj", "out_proj", "proj", "c_proj", "dense", "output_proj", "out_lin", "o", "wo", "Wo",
                  "linear_out", "to_out", "output_dense")  # fmt: skip
-_CROSS = re.compile(r"(^|[._])(encoder_attn|cross_attn|cross_attention|crossattention|enc_dec_attn|EncDecAttention)")
+_CROSS = re.compile(r"(^|[._])(encoder_attn|cross_?attn|cross_?attention|enc_dec_attn|EncDecAttention)")
 _CALLED_ATTENTION = re.compile(r"Attention|Attn")
 
 
 def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Name and module of every attention, the ones that do not dispatch included, in order of the module tree."""
+    """Name and module of every attention in order of the tree, the ones that do not dispatch included."""
     for name, module in model.named_modules():
         if name and (dispatches(type(module)) or _computes_attention_itself(module)):
             yield name, module
@@ -39,13 +38,13 @@ def describe(model: nn.Module, name: str, module: nn.Module) -> AttentionSite:
     kind: Literal["self", "cross"] = "cross" if cross else "self"
     reason = _obstacle(model, name, module)
     return AttentionSite(
-        name=name, tower=_tower(model, name), kind=kind, causal=kind == "self" and _is_causal(model, name, module),
-        heads=heads, head_dim=head_dim, eligible=reason is None, reason=reason,
+        name=name, tower=_tower(model, name), kind=kind, heads=heads, head_dim=head_dim,
+        causal=not cross and _is_causal(model, name, module), eligible=reason is None, reason=reason,
     )  # fmt: skip
 
 
 def output_projection(model: nn.Module, name: str, module: nn.Module) -> nn.Linear | None:
-    """The layer that reads the attention output: inside the module, or (BERT) in the ``output`` module beside it."""
+    """The layer that reads the attention output: in the module, or (BERT) in ``output`` beside it."""
     heads, head_dim = _heads(module)
     parent = name.rpartition(".")[0]
     beside = f"{parent}.output.dense" if parent else "output.dense"
@@ -60,7 +59,7 @@ def output_projection(model: nn.Module, name: str, module: nn.Module) -> nn.Line
 
 
 def prefix_tokens(model: nn.Module, name: str) -> int | None:
-    """CLS and register tokens in front of the patches of a vision tower; None where tokens are no image grid."""
+    """CLS and register tokens before the patches of a vision tower; None where tokens are no image grid."""
     if _tower(model, name) != "vision":
         return None
     for ancestor in _ancestors(model, name):
@@ -70,12 +69,13 @@ def prefix_tokens(model: nn.Module, name: str) -> int | None:
         if isinstance(getattr(embeddings, "detection_tokens", None), Tensor):
             return None  # behind the patches
         names = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
-        tokens = [token for token in (getattr(embeddings, n, None) for n in names) if isinstance(token, Tensor)]
+        tokens = [
+            token for token in (getattr(embeddings, n, None) for n in names) if isinstance(token, Tensor)
+        ]
         return sum(token.shape[1] if token.dim() == 3 else 1 for token in tokens)
     return None
 
 
-@functools.lru_cache(maxsize=512)
 def dispatches(kind: type[nn.Module]) -> bool:
     """Whether attention modules of this class go through the Transformers attention interface."""
     code = forward_code(kind)
@@ -107,7 +107,9 @@ def _projects(module: nn.Module) -> bool:
 def _heads(module: nn.Module) -> tuple[int, int]:
     """Number of heads and channels per head; modules that name only one of them have the query's width."""
     heads = _first(module, "num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
-    head_dim = _first(module, "head_dim", "attention_head_size", "head_size", "dim_head", "key_value_proj_dim")
+    head_dim = _first(
+        module, "head_dim", "attention_head_size", "head_size", "dim_head", "key_value_proj_dim"
+    )
     if heads is None:
         heads = max(_query_width(module) // head_dim, 1) if head_dim else 1
     return heads, head_dim or _query_width(module) // heads
@@ -137,7 +139,7 @@ def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
         return "deformable attention samples a few points: it is linear already"
     if _has_bias(model, name, module):
         return "relative-position bias on the logits"
-    if getattr(module, "sliding_window", None) is not None or getattr(module, "window_size", None) is not None:
+    if any(getattr(module, attribute, None) is not None for attribute in ("sliding_window", "window_size")):
         return "windowed attention: it is linear already"
     if not dispatches(type(module)):
         return "computes attention itself instead of through the Transformers attention interface"
@@ -151,14 +153,15 @@ def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
 
 
 def _has_bias(model: nn.Module, name: str, module: nn.Module) -> bool:
-    """Whether a bias is added to the logits: by the module, a layer around it, or its call (T5 shares one)."""
+    """Whether a bias is added to the logits: by the module, one around it, or its call (T5 shares one)."""
     holders = (module, *_ancestors(model, name))
     if any(getattr(holder, attribute, None) is not None for holder in holders for attribute in _BIASES):
         return True
     code = forward_code(type(module))
     constants = code.co_consts if code is not None and dispatches(type(module)) else ()
     # Keyword names of a call are one constant each, or a tuple of them.
-    return any(const == "position_bias" or (isinstance(const, tuple) and "position_bias" in const) for const in constants)
+    keywords = [name for const in constants for name in (const if isinstance(const, tuple) else (const,))]
+    return "position_bias" in keywords
 
 
 def _is_causal(model: nn.Module, name: str, module: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""From the masks that libraries build to the two things a linear kernel can honour: key padding and causality."""
+"""From the masks that libraries build to what a linear kernel can honour: key padding and causality."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def shared_by_queries(mask: Tensor) -> bool:
 def key_mask(mask: Tensor | None, *, queries: int, keys: int, causal: bool) -> Tensor | None:
     """Reduce an attention mask to a key mask.
 
-    A mask that is expanded over the queries, the usual case of key padding, is read through one row, in O(Nk). In
-    a compiled graph the mask's values cannot be looked at: there, only shapes and dtypes are checked.
+    A mask that is expanded over the queries, the usual case of key padding, is read through one row: O(Nk).
+    In a compiled graph the mask's values cannot be looked at: there, only shapes and dtypes are checked.
 
     Args:
-        mask: ``(B or 1, Nk)``, or ``(B or 1, 1 or H, 1 or Nq, Nk)`` boolean (True attends) or additive (0 attends),
-            or None. Keys beyond ``keys`` are dropped.
+        mask: ``(B or 1, Nk)``, or ``(B or 1, 1 or H, 1 or Nq, Nk)`` boolean (True attends) or additive (0
+            attends), or None. Keys beyond ``keys`` are dropped.
         queries: Number of queries.
         keys: Number of keys.
         causal: Whether a mask with a row per query is to hold a causal triangle, ``j <= i + keys - queries``.
@@ -37,8 +37,6 @@ def key_mask(mask: Tensor | None, *, queries: int, keys: int, causal: bool) -> T
     mask = mask[..., :keys]
     if mask.dim() == 2:
         return mask.bool()
-    if mask.stride(1) == 0:
-        mask = mask[:, :1]
     if shared_by_queries(mask):
         mask, causal = mask[:, :, :1], False
     allowed = _allowed(mask)

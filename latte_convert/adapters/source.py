@@ -12,7 +12,9 @@ from latte_convert.errors import CheckpointError, nearest
 
 MANIFEST = "latte.json"
 _INDEX = "model.safetensors.index.json"
-_SIDECARS = ("*.json", "*.txt", "*.model", "*.spm", "*.tiktoken", "*.jinja", "*.py", "LICENSE*", "NOTICE*")
+# The last pattern is for sub-configurations such as 1_Pooling/config.json.
+_SIDECARS = ("*.json", "*.txt", "*.model", "*.spm", "*.tiktoken", "*.jinja", "*.py", "LICENSE*", "NOTICE*",
+             "*/*.json")  # fmt: skip
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf")
 
 
@@ -39,11 +41,11 @@ class Source:
         """Whether the directory was written by this tool."""
         return (self.path / MANIFEST).is_file()
 
-    def sidecars(self) -> list[Path]:
-        """Small files that belong to the checkpoint: configuration, tokenizer, processor, licence."""
+    def sidecars(self) -> list[str]:
+        """Small files that belong to the checkpoint, relative to it: configuration, tokenizer, processor, licence."""
         ours = {MANIFEST, "report.json", _INDEX, "pytorch_model.bin.index.json"}
         found = {path for pattern in _SIDECARS for path in self.path.glob(pattern) if path.is_file()}
-        return sorted(path for path in found if path.name not in ours)
+        return sorted(path.relative_to(self.path).as_posix() for path in found if path.name not in ours)
 
 
 def resolve(model: str | Path, *, revision: str | None = None, allow_pickle: bool = False) -> Source:
@@ -83,7 +85,7 @@ def _hub(repo: str, revision: str | None, allow_pickle: bool) -> Source:
     patterns = [*_SIDECARS, "model*.safetensors"]
     patterns += ["pytorch_model*.bin"] if allow_pickle else []
     try:
-        local = snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"])
+        local = snapshot_download(repo, revision=revision, allow_patterns=patterns)
     except HFValidationError:
         raise CheckpointError(f"'{repo}' is neither an existing path nor a Hub id ('owner/name').") from None
     except LocalEntryNotFoundError:

@@ -48,15 +48,22 @@ def save_artifact(result: Result, out: Path, *, overwrite: bool = False) -> Path
         size = sum(t.numel() * t.element_size() for t in (*originals.values(), *ours.values()))
         check_target(out, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20))
         with atomic_directory(out, overwrite=overwrite) as directory:
-            sidecars = [path.name for path in source.sidecars()]
-            for path in source.sidecars():
-                shutil.copyfile(path, directory / path.name)
+            sidecars = copy_sidecars(source, directory)
             weights = write_tensors({**originals, **ours}, directory)
             manifest = _manifest(result, source, originals, directory, [*sidecars, *weights])
             write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
             write_json(directory / "report.json", result.report.model_dump(mode="json"))
             write_html(result.report, directory / "report.html")
     return out
+
+
+def copy_sidecars(source: Source, directory: Path) -> list[str]:
+    """Copy the small files of a checkpoint byte for byte; returns their names."""
+    names = source.sidecars()
+    for name in names:
+        (directory / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source.path / name, directory / name)
+    return names
 
 
 def kernel_tensors(model: nn.Module) -> dict[str, Tensor]:

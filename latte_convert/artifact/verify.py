@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from latte_convert.artifact.files import atomic_directory, check_target, sha256_
 from latte_convert.artifact.load import load, original_tensors
 from latte_convert.artifact.manifest import Manifest, read_manifest
 from latte_convert.artifact.probe import probe_difference
+from latte_convert.artifact.save import copy_sidecars
 from latte_convert.artifact.tensors import digest, write_tensors
 from latte_convert.errors import CheckpointError, IntegrityError
 
@@ -86,8 +86,7 @@ def restore(directory: str | Path, out: str | Path, *, overwrite: bool = False) 
         raise CheckpointError("--out is the artifact itself; choose another directory.")
     originals = _originals(path, manifest)
     with atomic_directory(target, overwrite=overwrite) as temporary:
-        for sidecar in resolve(path).sidecars():
-            shutil.copyfile(sidecar, temporary / sidecar.name)
+        copy_sidecars(resolve(path), temporary)
         write_tensors(originals, temporary)
     return target
 

@@ -152,7 +152,7 @@ def fidelity_table(report: Report) -> None:
     cost = report.cost
     if cost.flops.original:
         note(
-            f"attention FLOPs: {cost.flops.original / 1e9:.2f} G -> {cost.flops.hybrid / 1e9:.2f} G per sample; "
+            f"attention FLOPs: {_si(cost.flops.original)} -> {_si(cost.flops.hybrid)} per sample; "
             f"forward: {cost.forward_ms['original']:.0f} ms -> {cost.forward_ms['hybrid']:.0f} ms on {cost.device}"
         )
     if cost.forward_ms["hybrid"] > cost.forward_ms["original"]:
@@ -162,3 +162,11 @@ def fidelity_table(report: Report) -> None:
         f"samples: {calibration.requested} asked, {calibration.used} fitted, {calibration.held_out} held out, "
         f"{len(calibration.skipped)} skipped, {calibration.truncated} truncated"
     )
+
+
+def _si(count: float) -> str:
+    """A large number with three digits and a unit."""
+    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f}"

@@ -84,8 +84,11 @@ def assert_same(actual: Any, expected: Any, mask: Tensor | None = None, *, toler
             assert value is other, path
             continue
         torch.testing.assert_close(
-            valid(other, mask), valid(value, mask), rtol=tolerance, atol=tolerance,
+            valid(other, mask),
+            valid(value, mask),
+            rtol=tolerance,
+            atol=tolerance,
             msg=lambda message, path=path: f"{path}: {message}",
-        )  # fmt: skip
+        )
         compared += 1
     assert compared

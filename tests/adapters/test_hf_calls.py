@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 from helpers import ADAPTER, Exact, assert_same, eligible, latte_kernels
 from tiny_models import BY_NAME, build, text
-from torch import nn
+from torch import Tensor, nn
 
 from latte_convert.adapters import AttentionCall
 from latte_convert.adapters.hf import latte_attention_forward
@@ -28,11 +28,13 @@ def _calls(model: nn.Module, site: str, inputs: dict[str, Any]) -> list[Attentio
 
 
 def test_output_attentions_of_a_hybrid() -> None:
-    """A converted module gives None, a kept one its weights; Transformers leaves the None out of its tuple."""
+    """A converted module gives None, a kept one its weights; Transformers leaves None out of its tuple."""
     model, converted = build("bert", "eager"), "encoder.layer.1.attention.self"
     given: dict[str, Any] = {}
     for name in (SITE, converted):
-        model.get_submodule(name).register_forward_hook(lambda *args, name=name: given.update({name: args[2][1]}))
+        model.get_submodule(name).register_forward_hook(
+            lambda *args, name=name: given.update({name: args[2][1]})
+        )
     with torch.no_grad():
         original = model(**text(), output_attentions=True)
         apply(model, ADAPTER, latte_kernels(model, [converted]))
@@ -78,7 +80,9 @@ def test_a_converted_site_with_an_obstacle_names_itself() -> None:
     model = build("bert")
     apply(model, ADAPTER, latte_kernels(model))
     window = torch.ones(12, 12, dtype=torch.bool).tril(2).triu(-2)[None, None].expand(2, 1, 12, 12)
-    with pytest.raises(CheckpointError, match=rf"{SITE}: the attention mask is not key padding .*exclude this site"):
+    with pytest.raises(
+        CheckpointError, match=rf"{SITE}: the attention mask is not key padding .*exclude this site"
+    ):
         model(input_ids=text()["input_ids"], attention_mask=window)
 
 
@@ -113,8 +117,11 @@ def test_a_bias_is_an_obstacle_in_the_call_too(name: str, site: str, cause: str,
 
 def test_packed_sequences_are_an_obstacle() -> None:
     model = build("llama")
-    inputs = {"input_ids": text((6,))["input_ids"], "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]]),
-              "use_cache": False}  # fmt: skip
+    inputs = {
+        "input_ids": text((6,))["input_ids"],
+        "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]]),
+        "use_cache": False,
+    }
     (call,) = _calls(model, "layers.0.self_attn", inputs)
     assert "packed sequences" in (call.obstacle or "")
 
@@ -136,19 +143,58 @@ def test_causality_is_that_of_the_mask(attention: str) -> None:
     assert vision.mask is None
 
 
+@pytest.mark.parametrize(
+    ("attention", "shape", "causal"),
+    [
+        ("sdpa", None, True),  # no mask: the module's flag decides
+        ("eager", None, False),  # eager functions do not know the flag
+        ("sdpa", (2, 1, 1, 6), False),  # a mask that is the same for all queries is all there is
+        ("eager", (2, 1, 1, 6), False),
+        ("sdpa", (1, 1, 6, 6), True),  # one mask for the whole batch
+        ("eager", (1, 1, 6, 6), True),
+    ],
+)
+def test_a_call_means_what_the_original_function_computes(
+    attention: str, shape: tuple[int, ...] | None, causal: bool
+) -> None:
+    """A causal site, called in every way: softmax from the call's own terms equals the library's function."""
+    model = build("llama", attention)
+    module = model.get_submodule("layers.0.self_attn")
+    query, key, value = torch.randn(3, 2, 4, 6, 8)
+    mask = None
+    if shape is not None:
+        mask = torch.ones(shape).tril() if shape[2] == 6 else torch.ones(shape)
+        mask[..., 5] = 0
+        mask = torch.where(mask.bool(), 0.0, torch.finfo(torch.float32).min)
+
+    def attend(call: AttentionCall) -> Tensor:
+        assert call.causal == causal
+        torch.testing.assert_close(Exact()(call), call.exact(), rtol=1e-5, atol=1e-6)
+        return call.exact()
+
+    with routed(model, ADAPTER, {"layers.0.self_attn": attend}):
+        output, _ = latte_attention_forward(module, query, key, value, mask, scaling=0.3)
+    assert output.shape == (2, 6, 4, 8)
+
+
 def test_scale_is_the_modules_own() -> None:
     model = build("vit")
     module = model.get_submodule("layers.0.attention")
+    module.scaling = 0.25
     (call,) = _calls(model, "layers.0.attention", BY_NAME["vit"].inputs())
-    assert call.scale == pytest.approx(8**-0.5)
+    assert call.scale == 0.25
     assert call.module is module
 
 
 def test_dropout_in_training_mode() -> None:
     config = hf.BertConfig(
-        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, vocab_size=60,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=48,
+        vocab_size=60,
         attention_probs_dropout_prob=0.25,
-    )  # fmt: skip
+    )
     model = hf.BertModel(config).train()
     (call,) = _calls(model, SITE, text())
     assert call.dropout == 0.25

@@ -13,6 +13,7 @@ from helpers import ADAPTER, Exact, assert_same, eligible, exact_handlers
 from tiny_models import BY_NAME, FAMILIES, build, pixels, text, whisper_config
 from torch import Tensor, nn
 
+from latte_convert.adapters import AttentionCall
 from latte_convert.calibration.capture import routed
 
 NAMES = [family.name for family in FAMILIES]
@@ -90,7 +91,14 @@ def test_whisper_generates_the_same_tokens(attention: str, cache: str | None) ->
     model = _whisper()
     model.set_attn_implementation(attention)
     features = BY_NAME["whisper"].inputs()["input_features"]
-    options: dict[str, Any] = {"max_new_tokens": 10, "min_new_tokens": 10, "do_sample": False, "num_beams": 1}
+    options: dict[str, Any] = {
+        "max_new_tokens": 10,
+        "min_new_tokens": 10,
+        "do_sample": False,
+        "num_beams": 1,
+        "output_scores": True,
+        "return_dict_in_generate": True,
+    }
     if cache:
         options |= {"cache_implementation": cache, "disable_compile": True}
     expected = model.generate(features, **options)
@@ -98,7 +106,8 @@ def test_whisper_generates_the_same_tokens(attention: str, cache: str | None) ->
     counter = _Counter(model, list(handlers))
     with routed(model, ADAPTER, handlers):
         actual = model.generate(features, **options)
-    assert actual.tolist() == expected.tolist()
+    assert actual.sequences.tolist() == expected.sequences.tolist()
+    torch.testing.assert_close(actual.scores, expected.scores, rtol=1e-5, atol=1e-5)
     assert {site: handler.calls for site, handler in handlers.items()} == dict(counter.calls)  # type: ignore[attr-defined]
     assert counter.calls["model.encoder.layers.0.self_attn"] == 1
     assert counter.calls["model.decoder.layers.0.self_attn"] == 10
@@ -118,6 +127,24 @@ def test_llama_continues_from_a_cache(attention: str) -> None:
     torch.testing.assert_close(actual, expected[:, 6:], rtol=1e-5, atol=1e-5)
 
 
+def test_llama_fills_an_empty_static_cache() -> None:
+    """SDPA gets no mask, a causal flag, and more keys than queries: the rest of the cache is empty."""
+    model = build("llama")
+    ids = text((10, 10))["input_ids"]
+    seen: list[AttentionCall] = []
+
+    def attend(call: AttentionCall) -> Tensor:
+        seen.append(call)
+        return Exact()(call)
+
+    with torch.no_grad():
+        expected = model(ids).last_hidden_state
+        with routed(model, ADAPTER, dict.fromkeys(eligible(model), attend)):
+            actual = model(ids, cache=hf.StaticCache(model.config, max_cache_len=16)).last_hidden_state
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    assert (seen[0].mask, seen[0].causal, seen[0].key.shape[2]) == (None, True, 10)
+
+
 def test_real_dinov2(models_dir: Path) -> None:
     model = hf.AutoModel.from_pretrained(models_dir / "dinov2-small-saliency").eval()
     _assert_identity(model, pixels(1, 112, 112), sites=12)
@@ -126,8 +153,11 @@ def test_real_dinov2(models_dir: Path) -> None:
 def test_real_minilm(models_dir: Path) -> None:
     model = hf.AutoModel.from_pretrained(models_dir / "minilm-l6").eval()
     tokenizer = hf.AutoTokenizer.from_pretrained(models_dir / "minilm-l6")
-    inputs = tokenizer(["A short one.", "A sentence of more than a few words, to be padded to."], padding=True,
-                       return_tensors="pt")  # fmt: skip
+    inputs = tokenizer(
+        ["A short one.", "A sentence of more than a few words, to be padded to."],
+        padding=True,
+        return_tensors="pt",
+    )
     _assert_identity(model, dict(inputs), sites=6)
 
 

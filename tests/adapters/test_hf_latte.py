@@ -1,4 +1,4 @@
-"""Models with LATTE sites keep what models promise: padding, batching, causality, dtypes, compilation, gradients."""
+"""Models with LATTE sites keep their promises: padding, batches, causality, dtypes, compilation, gradients."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_batch_equals_its_singles(name: str) -> None:
 
 
 def test_pixels_outside_the_mask_do_not_matter() -> None:
-    """DETR: the features of padding are masked as keys of the encoder and of the decoder's cross-attention."""
+    """DETR masks the features of padding as keys of the encoder and of the decoder's cross-attention."""
     model, _ = _hybrid("detr")
     inputs = BY_NAME["detr"].inputs()
     hidden = _hidden(model, inputs)
@@ -64,7 +64,6 @@ def test_pixels_outside_the_mask_do_not_matter() -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_clip_text_does_not_look_ahead(attention: str) -> None:
-    model = build("clip", attention).text_model  # type: ignore[union-attr]
     full = build("clip", attention)
     kernels = {name: kernel for name, kernel in latte_kernels(full).items() if name.startswith("text_model")}
     apply(full, ADAPTER, kernels)
@@ -128,7 +127,9 @@ def test_every_family_runs_converted(name: str) -> None:
     assert differs
 
 
-@pytest.mark.parametrize(("name", "attention"), [("dinov2", "sdpa"), ("bert", "sdpa"), ("bert", "eager"), ("clip", "sdpa")])
+@pytest.mark.parametrize(
+    ("name", "attention"), [("dinov2", "sdpa"), ("bert", "sdpa"), ("bert", "eager"), ("clip", "sdpa")]
+)
 def test_compiled_equals_eager(name: str, attention: str) -> None:
     """Half of the sites converted, so that both branches are in the graph; one graph, without breaks."""
     torch._dynamo.reset()
@@ -155,7 +156,11 @@ def test_compiled_gradients_equal_eager_ones() -> None:
     torch._dynamo.reset()
     model, _ = _hybrid("dinov2")
     model(**pixels()).last_hidden_state.square().sum().backward()
-    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    expected = {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
     model.zero_grad()
     torch.compile(model, backend="aot_eager")(**pixels()).last_hidden_state.square().sum().backward()
     assert {name for name in expected if ".latte." in name}

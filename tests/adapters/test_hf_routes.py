@@ -1,4 +1,4 @@
-"""Routes come and go without a trace, and survive copies, pickles and changes of the attention implementation."""
+"""Routes come and go without a trace, and survive copies, pickles and new attention implementations."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_an_exception_leaves_nothing_behind(error: type[BaseException]) -> None:
     def fail(call: AttentionCall) -> Tensor:
         raise error("stop")
 
-    with pytest.raises(error, match="stop"), routed(model, ADAPTER, {name: fail for name in eligible(model)}):
+    with pytest.raises(error, match="stop"), routed(model, ADAPTER, dict.fromkeys(eligible(model), fail)):
         _run(model)
     before.assert_unchanged()
     assert_same(_run(model), expected, tolerance=0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as hf
+from tiny_models import BY_NAME, FAMILIES, NOT_CONVERTIBLE, Family, build, pixels
 from torch import Tensor, nn
 
 from latte_convert.adapters import AttentionCall, TokenLayout, enclosing_block, find_adapter, find_sites
 from latte_convert.adapters.hf import HFAdapter
 from latte_convert.calibration.capture import routed
 from latte_convert.errors import CheckpointError
-from tiny_models import BY_NAME, FAMILIES, NOT_CONVERTIBLE, Family, build, pixels
 
 ADAPTER = HFAdapter()
 
@@ -85,6 +85,7 @@ def test_heads_and_head_dim_are_those_of_the_calls(family: Family) -> None:
     def recorder(name: str):  # type: ignore[no-untyped-def]
         def record(call: AttentionCall) -> None:
             shapes[name] = (call.query.shape[1], call.query.shape[3])
+
         return record
 
     with routed(model, ADAPTER, {name: recorder(name) for name in sites}), torch.no_grad():
@@ -131,9 +132,14 @@ def test_plain_torch_attention_is_listed() -> None:
 
 def test_bert_decoder_has_causal_self_and_plain_cross_attention() -> None:
     config = hf.BertConfig(
-        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, vocab_size=60,
-        is_decoder=True, add_cross_attention=True,
-    )  # fmt: skip
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=48,
+        vocab_size=60,
+        is_decoder=True,
+        add_cross_attention=True,
+    )
     sites = {site.name: (site.kind, site.causal, site.eligible) for site in find_sites(hf.BertModel(config))}
     assert sites == {
         "encoder.layer.0.attention.self": ("self", True, True),

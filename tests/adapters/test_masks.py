@@ -24,12 +24,37 @@ ROWS = EXPANDED.contiguous()
 
 @pytest.mark.parametrize(
     "mask",
-    [PADDING, PADDING.long(), PADDING.float(), PADDING[:, None, None, :], EXPANDED, ROWS, EXPANDED.expand(2, 3, 4, 4),
-     _additive(EXPANDED), _additive(ROWS), _additive(ROWS, float("-inf")), _additive(ROWS, -10000.0),
-     _additive(ROWS).half(), 2 * _additive(ROWS)],
-    ids=["2d", "2d_int", "2d_float", "one_row", "expanded", "rows", "heads", "additive", "additive_rows", "inf",
-         "minus_1e4", "half", "sum"],
-)  # fmt: skip
+    [
+        PADDING,
+        PADDING.long(),
+        PADDING.float(),
+        PADDING[:, None, None, :],
+        EXPANDED,
+        ROWS,
+        EXPANDED.expand(2, 3, 4, 4),
+        _additive(EXPANDED),
+        _additive(ROWS),
+        _additive(ROWS, float("-inf")),
+        _additive(ROWS, -10000.0),
+        _additive(ROWS).half(),
+        2 * _additive(ROWS),
+    ],
+    ids=[
+        "2d",
+        "2d_int",
+        "2d_float",
+        "one_row",
+        "expanded",
+        "rows",
+        "heads",
+        "additive",
+        "additive_rows",
+        "inf",
+        "minus_1e4",
+        "half",
+        "sum",
+    ],
+)
 def test_key_padding(mask: Tensor) -> None:
     found = key_mask(mask, queries=4, keys=4, causal=False)
     assert found is not None
@@ -79,8 +104,10 @@ def test_padded_queries_may_have_empty_rows() -> None:
     assert found.tolist() == PADDING.tolist()
 
 
-@pytest.mark.parametrize("mask", [torch.zeros(1, 1, 1, 4, dtype=torch.bool).expand(1, 1, 4, 4),
-                                  torch.zeros(1, 1, 4, 4, dtype=torch.bool)])  # fmt: skip
+@pytest.mark.parametrize(
+    "mask",
+    [torch.zeros(1, 1, 1, 4, dtype=torch.bool).expand(1, 1, 4, 4), torch.zeros(1, 1, 4, 4, dtype=torch.bool)],
+)
 def test_a_sequence_of_nothing_but_padding(mask: Tensor) -> None:
     found = key_mask(mask, queries=4, keys=4, causal=False)
     assert found is not None
@@ -137,12 +164,18 @@ def test_an_expanded_mask_is_read_through_one_row(additive: bool) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3), left=st.booleans(), causal=st.booleans(),
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    left=st.booleans(),
+    causal=st.booleans(),
     additive=st.booleans(),
-)  # fmt: skip
-def test_whatever_the_padding_it_comes_back(lengths: list[int], left: bool, causal: bool, additive: bool) -> None:
+)
+def test_whatever_the_padding_it_comes_back(
+    lengths: list[int], left: bool, causal: bool, additive: bool
+) -> None:
     size = 6
-    padding = torch.tensor([[(size - 1 - j if left else j) < length for j in range(size)] for length in lengths])
+    padding = torch.tensor(
+        [[(size - 1 - j if left else j) < length for j in range(size)] for length in lengths]
+    )
     mask = padding[:, None, None, :].expand(-1, 1, size, size)
     if causal:
         mask = mask & torch.ones(size, size, dtype=torch.bool).tril()

@@ -1,4 +1,4 @@
-"""Small random models of the real Transformers classes, built offline, with inputs and the sites they must have.
+"""Small random models of the real Transformers classes, built offline, with inputs and the expected sites.
 
 The expected sites are worked out by hand from the configurations, not by running the adapter.
 """
@@ -67,31 +67,57 @@ _LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, 
 _VIT = {**_LAYERS, "image_size": 32, "patch_size": 8}
 _TEXT = {**_LAYERS, "vocab_size": 60, "max_position_embeddings": 64, "pad_token_id": 1}
 _BART = {
-    "vocab_size": 60, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
-    "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 60,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 1,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "decoder_start_token_id": 2,
+}
 _BERT_SITES = Sites("encoder.layer.*.attention.self", 2, "text", 4, 8, projection="../output.dense")
 
 
 def _towers(prefix: str, projection: str = "out_proj", *, causal_text: bool) -> tuple[Sites, ...]:
     return (
-        Sites(f"text_model.{prefix}layers.*.self_attn", 2, "text", 4, 8, causal=causal_text, projection=projection),
+        Sites(
+            f"text_model.{prefix}layers.*.self_attn",
+            2,
+            "text",
+            4,
+            8,
+            causal=causal_text,
+            projection=projection,
+        ),
         Sites(f"vision_model.{prefix}layers.*.self_attn", 2, "vision", 4, 8, projection=projection),
     )
 
 
 def _clip() -> nn.Module:
-    return hf.CLIPModel(hf.CLIPConfig(text_config={**_TEXT, "bos_token_id": 2, "eos_token_id": 3}, vision_config=_VIT, projection_dim=16))
+    return hf.CLIPModel(
+        hf.CLIPConfig(
+            text_config={**_TEXT, "bos_token_id": 2, "eos_token_id": 3}, vision_config=_VIT, projection_dim=16
+        )
+    )
 
 
 def _siglip() -> nn.Module:
-    return hf.SiglipModel(hf.SiglipConfig(text_config={**_TEXT, "bos_token_id": 2, "eos_token_id": 3}, vision_config=_VIT))
+    return hf.SiglipModel(
+        hf.SiglipConfig(text_config={**_TEXT, "bos_token_id": 2, "eos_token_id": 3}, vision_config=_VIT)
+    )
 
 
 def _siglip2() -> nn.Module:
     vision = {**_LAYERS, "num_patches": 16, "patch_size": 8}
-    return hf.Siglip2Model(hf.Siglip2Config(text_config={**_TEXT, "bos_token_id": 2, "eos_token_id": 3}, vision_config=vision))
+    return hf.Siglip2Model(
+        hf.Siglip2Config(text_config={**_TEXT, "bos_token_id": 2, "eos_token_id": 3}, vision_config=vision)
+    )
 
 
 def _siglip2_inputs() -> Inputs:
@@ -99,9 +125,11 @@ def _siglip2_inputs() -> Inputs:
     mask = torch.ones(2, 16, dtype=torch.long)
     mask[1, 12:] = 0
     return {
-        **text(), "pixel_values": torch.randn(2, 16, 3 * 8 * 8, generator=generator), "pixel_attention_mask": mask,
+        **text(),
+        "pixel_values": torch.randn(2, 16, 3 * 8 * 8, generator=generator),
+        "pixel_attention_mask": mask,
         "spatial_shapes": torch.tensor([[4, 4], [3, 4]]),
-    }  # fmt: skip
+    }
 
 
 def _owlvit_inputs() -> Inputs:
@@ -110,11 +138,22 @@ def _owlvit_inputs() -> Inputs:
 
 def _detr() -> nn.Module:
     backbone = hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage2"])
-    return hf.DetrModel(hf.DetrConfig(
-        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone,
-        d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=2,
-        encoder_ffn_dim=48, decoder_ffn_dim=48, num_queries=6,
-    ))  # fmt: skip
+    return hf.DetrModel(
+        hf.DetrConfig(
+            use_timm_backbone=False,
+            use_pretrained_backbone=False,
+            backbone=None,
+            backbone_config=backbone,
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=48,
+            decoder_ffn_dim=48,
+            num_queries=6,
+        )
+    )
 
 
 def _detr_inputs() -> Inputs:
@@ -126,11 +165,24 @@ def _detr_inputs() -> Inputs:
 
 def whisper_config() -> Any:
     return hf.WhisperConfig(
-        vocab_size=60, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-        decoder_attention_heads=2, encoder_ffn_dim=48, decoder_ffn_dim=48, num_mel_bins=8, max_source_positions=20,
-        max_target_positions=32, pad_token_id=1, bos_token_id=2, eos_token_id=3, decoder_start_token_id=2,
-        suppress_tokens=[], begin_suppress_tokens=[],
-    )  # fmt: skip
+        vocab_size=60,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        num_mel_bins=8,
+        max_source_positions=20,
+        max_target_positions=32,
+        pad_token_id=1,
+        bos_token_id=2,
+        eos_token_id=3,
+        decoder_start_token_id=2,
+        suppress_tokens=[],
+        begin_suppress_tokens=[],
+    )
 
 
 def _whisper_inputs() -> Inputs:
@@ -142,10 +194,19 @@ def _whisper_inputs() -> Inputs:
 
 
 def _wav2vec2() -> nn.Module:
-    return hf.Wav2Vec2Model(hf.Wav2Vec2Config(
-        **_LAYERS, vocab_size=32, conv_dim=(16, 16), conv_stride=(5, 4), conv_kernel=(10, 4), num_feat_extract_layers=2,
-        num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2, feat_extract_norm="layer",
-    ))  # fmt: skip
+    return hf.Wav2Vec2Model(
+        hf.Wav2Vec2Config(
+            **_LAYERS,
+            vocab_size=32,
+            conv_dim=(16, 16),
+            conv_stride=(5, 4),
+            conv_kernel=(10, 4),
+            num_feat_extract_layers=2,
+            num_conv_pos_embeddings=16,
+            num_conv_pos_embedding_groups=2,
+            feat_extract_norm="layer",
+        )
+    )
 
 
 def _wav2vec2_inputs() -> Inputs:
@@ -157,14 +218,27 @@ def _wav2vec2_inputs() -> Inputs:
 
 def _depth_anything() -> nn.Module:
     backbone = hf.Dinov2Config(**_DINO, out_indices=[1, 2], reshape_hidden_states=False)
-    return hf.DepthAnythingForDepthEstimation(hf.DepthAnythingConfig(
-        backbone_config=backbone, patch_size=8, reassemble_hidden_size=32, reassemble_factors=[2, 1],
-        neck_hidden_sizes=[8, 8], fusion_hidden_size=8, head_hidden_size=8,
-    ))  # fmt: skip
+    return hf.DepthAnythingForDepthEstimation(
+        hf.DepthAnythingConfig(
+            backbone_config=backbone,
+            patch_size=8,
+            reassemble_hidden_size=32,
+            reassemble_factors=[2, 1],
+            neck_hidden_sizes=[8, 8],
+            fusion_hidden_size=8,
+            head_hidden_size=8,
+        )
+    )
 
 
-_DINO = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "mlp_ratio": 2, "image_size": 32,
-         "patch_size": 8}  # fmt: skip
+_DINO = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "mlp_ratio": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
 
 
 def _seq2seq_sites(cross: str = "encoder_attn") -> tuple[Sites, ...]:
@@ -195,10 +269,17 @@ def _distilbert() -> nn.Module:
 
 def _modernbert() -> nn.Module:
     """Layers 0 and 2 are global, layer 1 sees two tokens to either side."""
-    return hf.ModernBertModel(hf.ModernBertConfig(
-        **{**_TEXT, "num_hidden_layers": 3}, global_attn_every_n_layers=2, local_attention=4, cls_token_id=2,
-        sep_token_id=3, bos_token_id=2, eos_token_id=3,
-    ))  # fmt: skip
+    return hf.ModernBertModel(
+        hf.ModernBertConfig(
+            **{**_TEXT, "num_hidden_layers": 3},
+            global_attn_every_n_layers=2,
+            local_attention=4,
+            cls_token_id=2,
+            sep_token_id=3,
+            bos_token_id=2,
+            eos_token_id=3,
+        )
+    )
 
 
 def _owlvit() -> nn.Module:
@@ -208,24 +289,53 @@ def _owlvit() -> nn.Module:
 
 def _rt_detr() -> nn.Module:
     backbone = hf.RTDetrResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], out_features=["stage2", "stage3", "stage4"],
+        embedding_size=8,
+        hidden_sizes=[8, 8, 8, 8],
+        depths=[1, 1, 1, 1],
+        out_features=["stage2", "stage3", "stage4"],
         layer_type="basic",
-    )  # fmt: skip
-    return hf.RTDetrModel(hf.RTDetrConfig(
-        backbone_config=backbone, use_timm_backbone=False, use_pretrained_backbone=False, backbone=None,
-        encoder_hidden_dim=32, encoder_in_channels=[8, 8, 8], encoder_layers=1, encoder_attention_heads=4,
-        encoder_ffn_dim=48, d_model=32, decoder_in_channels=[32, 32, 32], decoder_layers=2, decoder_ffn_dim=48,
-        decoder_attention_heads=2, num_queries=6, num_denoising=0,
-    ))  # fmt: skip
+    )
+    return hf.RTDetrModel(
+        hf.RTDetrConfig(
+            backbone_config=backbone,
+            use_timm_backbone=False,
+            use_pretrained_backbone=False,
+            backbone=None,
+            encoder_hidden_dim=32,
+            encoder_in_channels=[8, 8, 8],
+            encoder_layers=1,
+            encoder_attention_heads=4,
+            encoder_ffn_dim=48,
+            d_model=32,
+            decoder_in_channels=[32, 32, 32],
+            decoder_layers=2,
+            decoder_ffn_dim=48,
+            decoder_attention_heads=2,
+            num_queries=6,
+            num_denoising=0,
+        )
+    )
 
 
 def _deformable_detr() -> nn.Module:
     backbone = hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage2"])
-    return hf.DeformableDetrModel(hf.DeformableDetrConfig(
-        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone,
-        d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=2,
-        encoder_ffn_dim=48, decoder_ffn_dim=48, num_queries=6, num_feature_levels=1,
-    ))  # fmt: skip
+    return hf.DeformableDetrModel(
+        hf.DeformableDetrConfig(
+            use_timm_backbone=False,
+            use_pretrained_backbone=False,
+            backbone=None,
+            backbone_config=backbone,
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=48,
+            decoder_ffn_dim=48,
+            num_queries=6,
+            num_feature_levels=1,
+        )
+    )
 
 
 _DETR_SITES = (
@@ -235,14 +345,22 @@ _DETR_SITES = (
 )
 
 FAMILIES: tuple[Family, ...] = (
-    Family("dinov2", lambda: hf.Dinov2Model(hf.Dinov2Config(**_DINO)), pixels, _vision("encoder.layer.*.attention")),
+    Family(
+        "dinov2",
+        lambda: hf.Dinov2Model(hf.Dinov2Config(**_DINO)),
+        pixels,
+        _vision("encoder.layer.*.attention"),
+    ),
     Family(
         "dinov2_with_registers",
         lambda: hf.Dinov2WithRegistersModel(hf.Dinov2WithRegistersConfig(**_DINO, num_register_tokens=3)),
-        pixels, _vision("encoder.layer.*.attention"),
+        pixels,
+        _vision("encoder.layer.*.attention"),
     ),
     Family(
-        "dinov3_vit", lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**_VIT, num_register_tokens=3)), pixels,
+        "dinov3_vit",
+        lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**_VIT, num_register_tokens=3)),
+        pixels,
         _vision("model.layer.*.attention"),
     ),
     Family("vit", lambda: hf.ViTModel(hf.ViTConfig(**_VIT)), pixels, _vision("layers.*.attention")),
@@ -252,57 +370,125 @@ FAMILIES: tuple[Family, ...] = (
     Family("bert", lambda: hf.BertModel(hf.BertConfig(**_TEXT)), text, (_BERT_SITES,)),
     Family("roberta", lambda: hf.RobertaModel(hf.RobertaConfig(**_TEXT)), text, (_BERT_SITES,)),
     Family("xlm_roberta", lambda: hf.XLMRobertaModel(hf.XLMRobertaConfig(**_TEXT)), text, (_BERT_SITES,)),
-    Family("distilbert", _distilbert, text,
-           (Sites("transformer.layer.*.attention", 2, "text", 4, 8, projection="out_lin"),)),
-    Family("modernbert", _modernbert, text, (
-        Sites("layers.0.attn", 1, "text", 4, 8, projection="Wo"),
-        Sites("layers.1.attn", 1, "text", 4, 8, reason="windowed"),
-        Sites("layers.2.attn", 1, "text", 4, 8, projection="Wo"),
-    )),
+    Family(
+        "distilbert",
+        _distilbert,
+        text,
+        (Sites("transformer.layer.*.attention", 2, "text", 4, 8, projection="out_lin"),),
+    ),
+    Family(
+        "modernbert",
+        _modernbert,
+        text,
+        (
+            Sites("layers.0.attn", 1, "text", 4, 8, projection="Wo"),
+            Sites("layers.1.attn", 1, "text", 4, 8, reason="windowed"),
+            Sites("layers.2.attn", 1, "text", 4, 8, projection="Wo"),
+        ),
+    ),
     Family("clip", _clip, lambda: {**text(), **pixels()}, _towers("encoder.", causal_text=True)),
-    Family("siglip", _siglip, lambda: {**text(), **pixels()}, (*_towers("encoder.", causal_text=False), _probe())),
+    Family(
+        "siglip", _siglip, lambda: {**text(), **pixels()}, (*_towers("encoder.", causal_text=False), _probe())
+    ),
     Family("siglip2", _siglip2, _siglip2_inputs, (*_towers("encoder.", causal_text=False), _probe())),
     Family("owlvit", _owlvit, _owlvit_inputs, _towers("encoder.", causal_text=True)),
     Family("detr", _detr, _detr_inputs, _DETR_SITES),
     Family("whisper", lambda: hf.WhisperModel(whisper_config()), _whisper_inputs, _seq2seq_sites()),
     Family("bart", lambda: hf.BartModel(hf.BartConfig(**_BART)), seq2seq, _seq2seq_sites()),
     Family("marian", lambda: hf.MarianModel(hf.MarianConfig(**_BART)), seq2seq, _seq2seq_sites()),
-    Family("wav2vec2", _wav2vec2, _wav2vec2_inputs,
-           (Sites("encoder.layers.*.attention", 2, "audio", 4, 8, projection="out_proj"),)),
-    Family("llama", lambda: hf.LlamaModel(hf.LlamaConfig(**_TEXT, bos_token_id=2, eos_token_id=3)), text,
-           (Sites("layers.*.self_attn", 2, "text", 4, 8, causal=True, projection="o_proj"),)),
-    Family("rt_detr", _rt_detr, lambda: pixels(2, 64, 64), (
-        Sites("encoder.aifi.0.layers.0.self_attn", 1, "encoder", 4, 8, projection="o_proj"),
-        Sites("decoder.layers.*.self_attn", 2, "decoder", 2, 16, projection="o_proj"),
-        Sites("decoder.layers.*.encoder_attn", 2, "decoder", 2, 16, kind="cross", reason="deformable"),
-    )),
-    Family("deformable_detr", _deformable_detr, _detr_inputs, (
-        Sites("encoder.layers.*.self_attn", 2, "encoder", 4, 8, reason="deformable"),
-        Sites("decoder.layers.*.self_attn", 2, "decoder", 2, 16, projection="o_proj"),
-        Sites("decoder.layers.*.encoder_attn", 2, "decoder", 2, 16, kind="cross", reason="deformable"),
-    )),
-)  # fmt: skip
+    Family(
+        "wav2vec2",
+        _wav2vec2,
+        _wav2vec2_inputs,
+        (Sites("encoder.layers.*.attention", 2, "audio", 4, 8, projection="out_proj"),),
+    ),
+    Family(
+        "llama",
+        lambda: hf.LlamaModel(hf.LlamaConfig(**_TEXT, bos_token_id=2, eos_token_id=3)),
+        text,
+        (Sites("layers.*.self_attn", 2, "text", 4, 8, causal=True, projection="o_proj"),),
+    ),
+    Family(
+        "rt_detr",
+        _rt_detr,
+        lambda: pixels(2, 64, 64),
+        (
+            Sites("encoder.aifi.0.layers.0.self_attn", 1, "encoder", 4, 8, projection="o_proj"),
+            Sites("decoder.layers.*.self_attn", 2, "decoder", 2, 16, projection="o_proj"),
+            Sites("decoder.layers.*.encoder_attn", 2, "decoder", 2, 16, kind="cross", reason="deformable"),
+        ),
+    ),
+    Family(
+        "deformable_detr",
+        _deformable_detr,
+        _detr_inputs,
+        (
+            Sites("encoder.layers.*.self_attn", 2, "encoder", 4, 8, reason="deformable"),
+            Sites("decoder.layers.*.self_attn", 2, "decoder", 2, 16, projection="o_proj"),
+            Sites("decoder.layers.*.encoder_attn", 2, "decoder", 2, 16, kind="cross", reason="deformable"),
+        ),
+    ),
+)
 
 _GQA = {**_TEXT, "num_key_value_heads": 2, "bos_token_id": 2, "eos_token_id": 3}
 _T5 = {"vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 
 NOT_CONVERTIBLE: tuple[Family, ...] = (
-    Family("t5", lambda: hf.T5Model(hf.T5Config(**_T5)), seq2seq, (
-        Sites("encoder.block.*.layer.0.SelfAttention", 2, "encoder", 4, 8, reason="relative-position bias"),
-        Sites("decoder.block.*.layer.0.SelfAttention", 2, "decoder", 4, 8, causal=True, reason="relative-position bias"),
-        Sites("decoder.block.*.layer.1.EncDecAttention", 2, "decoder", 4, 8, kind="cross",
-              reason="relative-position bias"),
-    )),
-    Family("beit", lambda: hf.BeitModel(hf.BeitConfig(**_VIT, use_relative_position_bias=True)), pixels,
-           (Sites("layers.*.attention", 2, "vision", 4, 8, reason="relative-position bias"),)),
-    Family("swin", lambda: hf.SwinModel(hf.SwinConfig(image_size=32, patch_size=4, embed_dim=16, depths=[2],
-                                                      num_heads=[2], window_size=4)), pixels,
-           (Sites("encoder.layers.0.blocks.*.attention", 2, "vision", 2, 8, reason="relative-position bias"),)),
-    Family("llama_gqa", lambda: hf.LlamaModel(hf.LlamaConfig(**_GQA)), text,
-           (Sites("layers.*.self_attn", 2, "text", 4, 8, causal=True, reason="grouped-query"),)),
-    Family("qwen2_gqa", lambda: hf.Qwen2Model(hf.Qwen2Config(**_GQA)), text,
-           (Sites("layers.*.self_attn", 2, "text", 4, 8, causal=True, reason="grouped-query"),)),
-)  # fmt: skip
+    Family(
+        "t5",
+        lambda: hf.T5Model(hf.T5Config(**_T5)),
+        seq2seq,
+        (
+            Sites(
+                "encoder.block.*.layer.0.SelfAttention", 2, "encoder", 4, 8, reason="relative-position bias"
+            ),
+            Sites(
+                "decoder.block.*.layer.0.SelfAttention",
+                2,
+                "decoder",
+                4,
+                8,
+                causal=True,
+                reason="relative-position bias",
+            ),
+            Sites(
+                "decoder.block.*.layer.1.EncDecAttention",
+                2,
+                "decoder",
+                4,
+                8,
+                kind="cross",
+                reason="relative-position bias",
+            ),
+        ),
+    ),
+    Family(
+        "beit",
+        lambda: hf.BeitModel(hf.BeitConfig(**_VIT, use_relative_position_bias=True)),
+        pixels,
+        (Sites("layers.*.attention", 2, "vision", 4, 8, reason="relative-position bias"),),
+    ),
+    Family(
+        "swin",
+        lambda: hf.SwinModel(
+            hf.SwinConfig(image_size=32, patch_size=4, embed_dim=16, depths=[2], num_heads=[2], window_size=4)
+        ),
+        pixels,
+        (Sites("encoder.layers.0.blocks.*.attention", 2, "vision", 2, 8, reason="relative-position bias"),),
+    ),
+    Family(
+        "llama_gqa",
+        lambda: hf.LlamaModel(hf.LlamaConfig(**_GQA)),
+        text,
+        (Sites("layers.*.self_attn", 2, "text", 4, 8, causal=True, reason="grouped-query"),),
+    ),
+    Family(
+        "qwen2_gqa",
+        lambda: hf.Qwen2Model(hf.Qwen2Config(**_GQA)),
+        text,
+        (Sites("layers.*.self_attn", 2, "text", 4, 8, causal=True, reason="grouped-query"),),
+    ),
+)
 
 BY_NAME = {family.name: family for family in (*FAMILIES, *NOT_CONVERTIBLE)}
 

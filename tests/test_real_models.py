@@ -1,0 +1,88 @@
+"""Conversions of real pretrained models with real data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import latte_convert
+from latte_convert.recipe import Recipe
+
+
+def round_trip(result, tmp_path: Path, source: Path) -> torch.nn.Module:
+    """Save, verify, restore bit for bit, and reload."""
+    out = result.save(tmp_path / "hybrid")
+    assert latte_convert.verify(out).probe_difference < 1e-5
+    restored = load_file(latte_convert.restore(out, tmp_path / "original") / "model.safetensors")
+    tensors = load_file(source / "model.safetensors")
+    assert set(restored) == set(tensors)
+    assert all(torch.equal(restored[key], tensor) for key, tensor in tensors.items())
+    return latte_convert.load(out)
+
+
+@torch.no_grad()
+def largest_difference(a: torch.nn.Module, b: torch.nn.Module, feed) -> float:
+    return max(
+        float((x - y).abs().max())
+        for batch in feed
+        for x, y in zip(a(**batch).to_tuple(), b(**batch).to_tuple(), strict=True)
+        if isinstance(x, torch.Tensor)
+    )
+
+
+def test_dinov2_at_518_px(models_dir, shared_data, tmp_path):
+    source = models_dir / "dinov2-small-saliency"
+    result = latte_convert.convert(
+        source, shared_data / "coco_val128" / "images", recipe=Recipe(samples=3, holdout=0.34)
+    )
+    report = result.report
+    assert [site.name for site in report.sites] == [f"encoder.layer.{i}.attention" for i in range(12)]
+    assert all(site.score.value is not None for site in report.sites)
+    assert len(report.converted) == 8
+    assert set(report.cost.tokens.values()) == {1370.0}
+    # 4 N² d multiply-adds of softmax attention, times 2, in 12 layers of 6 heads of 64.
+    assert report.cost.flops.original == 12 * 4 * 1370**2 * 384
+    assert report.cost.flops.hybrid < 0.4 * report.cost.flops.original
+    # The faithful kernel is weak on this backbone; it must still be far from noise, and must not claim perfection.
+    assert 0.4 < report.fidelity.outputs["last_hidden_state"].cosine < 0.99
+    assert largest_difference(round_trip(result, tmp_path, source), result.model, result.job.holdout) < 1e-5
+
+
+def test_minilm(models_dir, shared_data, tmp_path):
+    source = models_dir / "minilm-l6"
+    result = latte_convert.convert(
+        source, shared_data / "stsb" / "stsb-en-test.csv", recipe=Recipe(samples=24, min_fidelity=0.5)
+    )
+    assert len(result.report.converted) == 4
+    assert result.report.calibration.modality == "text"
+    reloaded = round_trip(result, tmp_path, source)
+    assert largest_difference(reloaded, result.model, result.job.holdout) < 1e-5
+
+
+def test_minilm_truncates_and_counts_long_text(models_dir, tmp_path):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join([f"short sentence number {i}" for i in range(5)] + ["word " * 700]) + "\n")
+    result = latte_convert.convert(models_dir / "minilm-l6", texts, recipe=Recipe(samples=6))
+    assert result.report.calibration.truncated == 1
+
+
+def test_whisper_encoder_decoder_and_cross(models_dir, shared_data, tmp_path):
+    source = models_dir / "whisper-tiny.en"
+    result = latte_convert.convert(source, shared_data / "an4_windows", recipe=Recipe(samples=3, holdout=0.34, k=6))
+    kinds = {(s.tower, s.kind, s.causal) for s in result.report.sites}
+    assert kinds == {("encoder", "self", False), ("decoder", "self", True), ("decoder", "cross", False)}
+    assert len(result.report.sites) == 12
+    assert result.report.fidelity.primary == "logits"
+    assert result.report.fidelity.outputs["logits"].top1 is not None
+    reloaded = round_trip(result, tmp_path, source)
+    features = next(iter(result.job.holdout))["input_features"]
+    tokens = [model.generate(features, max_new_tokens=12, do_sample=False) for model in (result.model, reloaded)]
+    assert torch.equal(*tokens)
+
+
+def test_the_wrong_data_is_named(models_dir, shared_data):
+    with pytest.raises(latte_convert.LatteError, match="this model takes text"):
+        latte_convert.convert(models_dir / "minilm-l6", shared_data / "coco_val128" / "images")
