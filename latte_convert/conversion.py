@@ -145,17 +145,27 @@ def convert(
         GateError: The held-out fidelity is below ``min_fidelity``; the model is left as it was.
     """
     job = prepare(
-        model, calib, recipe or Recipe(), device=device, revision=revision, allow_pickle=allow_pickle,
+        model,
+        calib,
+        recipe or Recipe(),
+        device=device,
+        revision=revision,
+        allow_pickle=allow_pickle,
         trust_remote_code=trust_remote_code,
-    )  # fmt: skip
+    )
     plan = analyse(job, progress)
     if job.recipe.propagate_error:
         _refit(job, plan, progress)
     with job.timed("measure"):
         job.fidelity = measure(
-            job.model, job.adapter, job.eligible, job.kernels(plan.converted), job.holdout,
-            min_tokens=plan.min_tokens, progress=progress,
-        )  # fmt: skip
+            job.model,
+            job.adapter,
+            job.eligible,
+            job.kernels(plan.converted),
+            job.holdout,
+            min_tokens=plan.min_tokens,
+            progress=progress,
+        )
     _gate(job)
     apply(job.model, job.adapter, job.kernels(plan.converted), min_tokens=plan.min_tokens)
     return Result(job.model, plan, build_report(job), job)
@@ -180,9 +190,14 @@ def score(
         A report whose ``fidelity`` is None, with the sites that the recipe would convert.
     """
     job = prepare(
-        model, calib, recipe or Recipe(), device=device, revision=revision, allow_pickle=allow_pickle,
+        model,
+        calib,
+        recipe or Recipe(),
+        device=device,
+        revision=revision,
+        allow_pickle=allow_pickle,
         trust_remote_code=trust_remote_code,
-    )  # fmt: skip
+    )
     analyse(job, progress)
     return build_report(job)
 
@@ -219,9 +234,16 @@ def prepare(
     fitting, held = samples.split(max(1, round(len(samples) * recipe.holdout)))
     feed = SampleFeed(fitting, processor, loaded)
     job = Job(
-        model=loaded, adapter=find_adapter(loaded), recipe=recipe, sites=[], fitting=feed, samples=samples,
-        holdout=SampleFeed(held, processor, loaded), source=source, unexpected_keys=tuple(unexpected),
-    )  # fmt: skip
+        model=loaded,
+        adapter=find_adapter(loaded),
+        recipe=recipe,
+        sites=[],
+        fitting=feed,
+        samples=samples,
+        holdout=SampleFeed(held, processor, loaded),
+        source=source,
+        unexpected_keys=tuple(unexpected),
+    )
     if unexpected:
         job.warnings.append(
             f"{len(unexpected)} tensors of the checkpoint have no place in {cls.__name__} ({', '.join(unexpected[:3])}"
@@ -244,9 +266,13 @@ def _prepare_loaded(model: nn.Module, calib: Any, recipe: Recipe) -> Job:
         raise DataError(f"{len(batches)} batches given, at least {recipe.min_samples} are needed.")
     held = max(1, round(len(batches) * recipe.holdout))
     return Job(
-        model=model.eval(), adapter=adapter, recipe=recipe, sites=restrict(adapter.sites(model), recipe),
-        fitting=BatchFeed(batches[:-held]), holdout=BatchFeed(batches[-held:]),
-    )  # fmt: skip
+        model=model.eval(),
+        adapter=adapter,
+        recipe=recipe,
+        sites=restrict(adapter.sites(model), recipe),
+        fitting=BatchFeed(batches[:-held]),
+        holdout=BatchFeed(batches[-held:]),
+    )
 
 
 def _open_samples(source: Source, calib: str | Path, recipe: Recipe, kinds: Any, processor_class: Any) -> Any:
@@ -258,9 +284,14 @@ def _open_samples(source: Source, calib: str | Path, recipe: Recipe, kinds: Any,
         processor = processor_class(source, kind)
         try:
             samples = open_samples(
-                calib, kind, samples=recipe.samples, seed=recipe.seed, strict=recipe.strict,
-                min_samples=recipe.min_samples, sampling_rate=processor.sampling_rate,
-            )  # fmt: skip
+                calib,
+                kind,
+                samples=recipe.samples,
+                seed=recipe.seed,
+                strict=recipe.strict,
+                min_samples=recipe.min_samples,
+                sampling_rate=processor.sampling_rate,
+            )
         except DataError as error:
             failure = failure or error
             continue
@@ -272,9 +303,10 @@ def _reachable(sites: list[AttentionSite], towers: set[str] | None) -> list[Atte
     """Sites of towers that the samples do not reach are not eligible."""
     return [
         dataclasses.replace(site, eligible=False, reason=f"the samples do not reach the {site.tower} tower")
-        if towers is not None and site.eligible and site.tower not in towers else site
+        if towers is not None and site.eligible and site.tower not in towers
+        else site
         for site in sites
-    ]  # fmt: skip
+    ]
 
 
 def analyse(job: Job, progress: Progress = silent) -> Plan:
@@ -293,12 +325,19 @@ def analyse(job: Job, progress: Progress = silent) -> Plan:
         for site in job.sites
     ]
     if not job.eligible:
-        raise CheckpointError("no attention site can be converted: " + "; ".join(sorted(set(map(str, failed.values())))))
+        raise CheckpointError(
+            "no attention site can be converted: " + "; ".join(sorted(set(map(str, failed.values()))))
+        )
     with job.timed("score"):
         job.scores = paper_scores(
-            job.model, job.adapter, job.eligible, job.kernels(job.eligible), job.fitting,
-            mse_weight=recipe.mse_weight, progress=progress,
-        )  # fmt: skip
+            job.model,
+            job.adapter,
+            job.eligible,
+            job.kernels(job.eligible),
+            job.fitting,
+            mse_weight=recipe.mse_weight,
+            progress=progress,
+        )
     job.plan = select(job.sites, {name: score.value for name, score in job.scores.items()}, recipe)
     return job.plan
 

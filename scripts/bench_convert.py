@@ -22,6 +22,7 @@ from PIL import Image
 
 
 def main() -> None:
+    """Run both conversions and print the growth."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="checkpoint directory")
     parser.add_argument("--photos", type=Path, required=True, help="folder of images")
@@ -55,8 +56,20 @@ def spread(source: Path, count: int, target: Path) -> Path:
 
 def measure(model: Path, photos: Path, samples: int, out: Path) -> dict[str, Any]:
     """One conversion by the command line, in a process of its own."""
-    command = [sys.executable, "-m", "latte_convert.cli.app", "convert", str(model), "--calib", str(photos),
-               "--samples", str(samples), "--out", str(out), "--json"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "latte_convert.cli.app",
+        "convert",
+        str(model),
+        "--calib",
+        str(photos),
+        "--samples",
+        str(samples),
+        "--out",
+        str(out),
+        "--json",
+    ]
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wall = time.perf_counter() - start

@@ -124,16 +124,11 @@ def markdown(result: Row, variants: tuple[str, ...]) -> str:
         "|---" * (len(variants) + 3) + "|",
     ]
     for row in result["rows"]:
-        cells = [
-            "{median:.2f} [{low:.2f}, {high:.2f}], {speedup:.1f}x".format(**row["ms"][name])
-            for name in variants
-        ]
+        cells = ["{median:.2f} [{low:.2f}, {high:.2f}], {speedup:.1f}x".format(**row["ms"][name]) for name in variants]
         memory = result["peak_bytes"].get(str(row["tokens"]), {})
         peaks = " / ".join("-" if memory.get(v) is None else f"{memory[v] / 2**20:.0f}" for v in variants)
         lines.append(f"| {row['tokens']} | {row['layout']} | {' | '.join(cells)} | {peaks} |")
-    lines.append(
-        "\nMedian [quartiles] in ms, speed-up of the medians over exact; peak memory in the same order."
-    )
+    lines.append("\nMedian [quartiles] in ms, speed-up of the medians over exact; peak memory in the same order.")
     for layout, tokens in result["crossover"].items():
         where = f"below {tokens} tokens" if tokens else f"up to {CROSSOVER[-1]} tokens"
         lines.append(f"{layout}: eager latte is slower than exact {where} (scanned from {CROSSOVER[0]} up)")
@@ -142,9 +137,7 @@ def markdown(result: Row, variants: tuple[str, ...]) -> str:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1369, 4096, 8192])
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--heads", type=int, default=12)

@@ -66,9 +66,7 @@ def quiet() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=cache_root() / "models", help="where the directories go")
     parser.add_argument("--cache", type=Path, default=cache_root() / "wheels", help="folder of the wheels")
     parser.add_argument("--only", action="append", choices=sorted(MODELS), help="this one only (repeatable)")

@@ -52,9 +52,14 @@ def tiny_dino(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.manual_seed(0)
     config = transformers.Dinov2Config(
-        hidden_size=48, num_hidden_layers=6, num_attention_heads=3, image_size=56, patch_size=14, mlp_ratio=2,
+        hidden_size=48,
+        num_hidden_layers=6,
+        num_attention_heads=3,
+        image_size=56,
+        patch_size=14,
+        mlp_ratio=2,
         layerscale_value=0.3,
-    )  # fmt: skip
+    )
     model = transformers.Dinov2Model(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -83,9 +83,10 @@ def test_save_load_restore(converted, tiny_dino, photos, tmp_path):
     ours = set(saved) - set(source)
     assert all(torch.equal(saved[key], source[key]) and saved[key].dtype == source[key].dtype for key in source)
     assert ours == {
-        f"{site}.latte.{name}" for site in converted.report.converted
+        f"{site}.latte.{name}"
+        for site in converted.report.converted
         for name in ("alpha", "delta_q", "delta_k", "beta_q", "beta_k", "sigma")
-    }  # fmt: skip
+    }
     for name in ("config.json", "preprocessor_config.json"):
         assert (out / name).read_bytes() == (tiny_dino / name).read_bytes()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -143,7 +144,7 @@ class SampleFeed:
         rate = self.processor.sampling_rate
         batch = dict(self.processor.apply(sample.value, sampling_rate=rate, return_tensors="pt"))
         limit = getattr(self.processor.apply, "n_samples", None)
-        if limit is not None and len(sample.value) > limit:
+        if limit is not None and isinstance(sample.value, np.ndarray) and len(sample.value) > limit:
             self.truncated.add(sample.id)
         if getattr(self._model.config, "is_encoder_decoder", False):
             batch["decoder_input_ids"] = self._transcript(sample, batch)
@@ -152,14 +153,15 @@ class SampleFeed:
     @torch.no_grad()
     def _transcript(self, sample: Sample, batch: dict[str, Any]) -> Tensor:
         """The original model's own transcript: what its decoder sees in use, without labels."""
+        model: Any = self._model
         if sample.id not in self._transcripts:
             device, dtype = _device_dtype(self._model)
             features = next(iter(batch.values())).to(device, dtype)
-            if hasattr(self._model, "generate") and self._model.can_generate():
+            if hasattr(model, "generate") and model.can_generate():
                 with quiet_transformers():
-                    tokens = self._model.generate(features, max_new_tokens=DECODER_TOKENS, do_sample=False)
+                    tokens = model.generate(features, max_new_tokens=DECODER_TOKENS, do_sample=False)
             else:
-                tokens = torch.tensor([[self._model.config.decoder_start_token_id]])
+                tokens = torch.tensor([[model.config.decoder_start_token_id]])
             self._transcripts[sample.id] = tokens.cpu()
         return self._transcripts[sample.id]
 

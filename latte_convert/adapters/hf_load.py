@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +11,6 @@ from torch import Tensor, nn
 
 from latte_convert.adapters.source import Source
 from latte_convert.errors import CheckpointError, nearest
-
-log = logging.getLogger("latte_convert")
 
 
 def model_class(source: Source, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
@@ -55,7 +52,7 @@ def model_class(source: Source, *, trust_remote_code: bool = False) -> tuple[Any
         try:
             cls = transformers.MODEL_MAPPING[type(config)]
         except KeyError:
-            raise CheckpointError(f"{source.id}: Transformers has no model class for {names or type(config)}.") from None
+            raise CheckpointError(f"{source.id}: Transformers has no model class for {names}.") from None
     return cls, config
 
 
@@ -132,7 +129,9 @@ def _dtype(tensors: dict[str, Tensor]) -> torch.dtype:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Keep Transformers' own bars and load reports off the screen: ours says what matters."""
-    from transformers.utils import logging as hf_logging
+    from transformers.utils import logging
+
+    hf_logging: Any = logging
 
     verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error()

@@ -85,9 +85,11 @@ def build_kernels(manifest: Manifest, tensors: Mapping[str, Tensor]) -> dict[str
 
 def _build(site: SiteRecord, tensors: dict[str, Tensor]) -> Kernel:
     try:
-        kernel: Kernel = get_kernel(site.kernel)(site.heads, site.head_dim, **site.options)  # type: ignore[call-arg]
+        kernel: Kernel = get_kernel(site.kernel)(site.heads, site.head_dim, **site.options)
     except TypeError as error:
-        raise IntegrityError(f"{site.name}: the manifest's options do not fit kernel '{site.kernel}': {error}.") from None
+        raise IntegrityError(
+            f"{site.name}: the manifest's options do not fit kernel '{site.kernel}': {error}."
+        ) from None
     with torch.no_grad():
         for name, parameter in kernel.named_parameters():
             key = f"{site.name}.latte.{name}"

@@ -12,6 +12,7 @@ from latte_convert.adapters.source import MANIFEST
 from latte_convert.errors import IntegrityError
 
 MANIFEST_VERSION = 1
+"""Newest ``schema_version`` that this version reads."""
 
 
 class _Model(BaseModel):
@@ -65,7 +66,7 @@ class ProbeRecord(_Model):
 class Manifest(_Model):
     """Contents of ``latte.json``."""
 
-    schema_version: Literal[1] = MANIFEST_VERSION
+    schema_version: Literal[1] = 1
     tool_version: str
     library_versions: dict[str, str]
     source: SourceRecord

@@ -28,9 +28,13 @@ def record_probe(model: nn.Module, feed: Feed) -> ProbeRecord | None:
     method = feed.method(model)
     name, output = _run(model, method, inputs, SEED)
     return ProbeRecord(
-        seed=SEED, inputs=inputs, method=method, output=name,
-        values=_sample(output), scale=float(output.float().square().mean().sqrt()),
-    )  # fmt: skip
+        seed=SEED,
+        inputs=inputs,
+        method=method,
+        output=name,
+        values=_sample(output),
+        scale=float(output.float().square().mean().sqrt()),
+    )
 
 
 def probe_difference(model: nn.Module, probe: ProbeRecord) -> float:

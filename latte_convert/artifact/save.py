@@ -110,12 +110,16 @@ def _manifest(
         ),
         sites=[
             SiteRecord(
-                name=site.name, kernel=result.plan.kernel, heads=site.heads, head_dim=site.head_dim,
-                causal=site.causal, options=getattr(result.model.get_submodule(site.name), ATTRIBUTE).options,
+                name=site.name,
+                kernel=result.plan.kernel,
+                heads=site.heads,
+                head_dim=site.head_dim,
+                causal=site.causal,
+                options=getattr(result.model.get_submodule(site.name), ATTRIBUTE).options,
             )
             for site in result.plan.converted
         ],
         min_tokens=result.plan.min_tokens,
         probe=record_probe(result.model, job.holdout),
         files={name: sha256_file(directory / name) for name in sorted(files)},
-    )  # fmt: skip
+    )

@@ -47,8 +47,9 @@ def write_tensors(tensors: Mapping[str, Tensor], directory: Path) -> list[str]:
         if tensor.numel() and tensor.data_ptr() in pointers:
             owned[key] = tensor.clone()
         pointers.add(tensor.data_ptr())
-    plan = split_torch_state_dict_into_shards(owned, filename_pattern="model{suffix}.safetensors",
-                                              max_shard_size=SHARD_SIZE)  # fmt: skip
+    plan = split_torch_state_dict_into_shards(
+        owned, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD_SIZE
+    )
     for name, keys in plan.filename_to_tensors.items():
         save_file({key: owned[key] for key in keys}, directory / name, metadata={"format": "pt"})
         (directory / name).chmod(0o666 & directory.stat().st_mode)  # safetensors writes files for the owner only

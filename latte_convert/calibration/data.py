@@ -175,9 +175,7 @@ def open_samples(
         DataError: No such source, one of another modality, or too little usable in it.
     """
     if not 1 <= min_samples <= samples:
-        raise UsageError(
-            f"need 1 <= min_samples <= samples, not min_samples={min_samples}, samples={samples}"
-        )
+        raise UsageError(f"need 1 <= min_samples <= samples, not min_samples={min_samples}, samples={samples}")
     if sampling_rate is not None and sampling_rate < 1:
         raise UsageError(f"sampling_rate must be in Hz and positive, not {sampling_rate}")
     reader = _open(source, modality, samples)
@@ -197,9 +195,7 @@ def open_samples(
             decode(raw, modality, sampling_rate)
         except BadSample as error:
             if strict:
-                raise DataError(
-                    f"{name}: {identity}: {error}; mend or remove it, or do without strict"
-                ) from error
+                raise DataError(f"{name}: {identity}: {error}; mend or remove it, or do without strict") from error
             skipped.append(Skipped(identity, str(error)))
             continue
         entries[digest] = _Entry(index, identity, digest)
@@ -231,9 +227,7 @@ def _order(reader: Source, seed: int) -> Iterator[int]:
     """Indices in the order of 64 bits of a hash of seed and id; the sources' own fixed order breaks ties."""
 
     def key(index: int) -> int:
-        return int.from_bytes(
-            hashlib.sha256(f"{seed}\0{_identity(reader, index)}".encode()).digest()[:8], "big"
-        )
+        return int.from_bytes(hashlib.sha256(f"{seed}\0{_identity(reader, index)}".encode()).digest()[:8], "big")
 
     keys = np.fromiter(map(key, range(len(reader))), dtype=np.uint64, count=len(reader))
     return map(int, np.argsort(keys, kind="stable"))

@@ -98,9 +98,7 @@ class LatteFit:
             return
         observe = (self._observe_search, self._observe_refine, self._observe_scale)[self._stage]
         moments = observe(call, target.float()[0])
-        self._moments = tuple(
-            a + b for a, b in zip(self._moments, moments, strict=True)
-        ) if self._moments else moments  # fmt: skip
+        self._moments = tuple(a + b for a, b in zip(self._moments, moments, strict=True)) if self._moments else moments
         self._samples += 1
 
     def end_pass(self) -> None:
@@ -119,9 +117,13 @@ class LatteFit:
             return Fit(None, reason=self.failure or "no calibration sample reached it")
         recipe, (shift, ratio) = self.recipe, self._best
         kernel = LatteKernel(
-            self.site.heads, self.site.head_dim, granularity=recipe.granularity, sigma=recipe.sigma,
-            tte=recipe.tte, jpn=recipe.jpn,
-        )  # fmt: skip
+            self.site.heads,
+            self.site.head_dim,
+            granularity=recipe.granularity,
+            sigma=recipe.sigma,
+            tte=recipe.tte,
+            jpn=recipe.jpn,
+        )
         with torch.no_grad():
             kernel.alpha.copy_(1 - shift.square() if recipe.tte else torch.zeros_like(shift))
             # Only the ratio is determined; split it evenly between query and key, and leave the padding at 1.
@@ -291,4 +293,5 @@ def _ridge(quadratic: Tensor, linear: Tensor) -> Tensor:
     """Minimiser of ``xᵀQx - 2 lᵀx + ridge |x - 1|²``: least squares, shrunk toward 1."""
     ridge = RIDGE * quadratic.diagonal().mean().clamp_min(1e-30)
     eye = torch.eye(len(linear), dtype=linear.dtype, device=linear.device)
-    return torch.linalg.solve(quadratic + ridge * eye, linear + ridge)
+    solution: Tensor = torch.linalg.solve(quadratic + ridge * eye, linear + ridge)
+    return solution

@@ -82,9 +82,7 @@ def _parse(spec: str) -> tuple[str, str | None, int, int | None]:
     name, _, rest = spec.removeprefix(PREFIX).partition(":")
     split, _, window = rest.partition(":")
     if not name or looks_like_path(name):
-        raise DataError(
-            f"{spec}: '{name}' is not the name of a Hub dataset; give a local path without {PREFIX}"
-        )
+        raise DataError(f"{spec}: '{name}' is not the name of a Hub dataset; give a local path without {PREFIX}")
     if os.path.exists(name):
         raise DataError(f"{spec}: '{name}' is a local path here; give it without {PREFIX}")
     bounds = re.fullmatch(r"(\d*):(\d*)", window or ":")

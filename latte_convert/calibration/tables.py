@@ -61,9 +61,7 @@ def cell_content(cell: object, modality: Modality, read_path: Callable[[str], by
     """
     if modality == "text":
         if not isinstance(cell, str):
-            raise BadSample(
-                "no text in it" if cell is None else f"{type(cell).__name__} where text should be"
-            )
+            raise BadSample("no text in it" if cell is None else f"{type(cell).__name__} where text should be")
         return clean_text(cell)
     if isinstance(cell, Mapping):
         cell = cell.get("path") if cell.get("bytes") is None else cell["bytes"]

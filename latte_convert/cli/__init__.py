@@ -1,0 +1,1 @@
+"""The `latte` command: one file per group of commands."""

@@ -65,7 +65,11 @@ def main() -> None:
     except MemoryError as error:
         _fail(f"out of memory: {error}. Use fewer tokens (a smaller model or resolution).", 1, debug)
     except Exception as error:
-        _fail(f"internal error: {type(error).__name__}: {error}. Run again with --debug, and report it.", 1, debug)
+        _fail(
+            f"internal error: {type(error).__name__}: {error}. Run again with --debug, and report it.",
+            1,
+            debug,
+        )
 
 
 def _fail(message: str, code: int, debug: bool) -> None:

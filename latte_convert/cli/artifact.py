@@ -52,7 +52,8 @@ def inspect(directory: Directory, json: Json = False) -> None:
 def verify(
     directory: Directory,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code that came with the source checkpoint.")
+        bool,
+        typer.Option("--trust-remote-code", help="Run Python code that came with the source checkpoint."),
     ] = False,
     json: Json = False,
 ) -> None:

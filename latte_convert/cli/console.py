@@ -66,9 +66,13 @@ def progress() -> Iterator[Callable[[str, int], Advance]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     bars = Progress(
-        TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        console=Console(stderr=True), transient=True,
-    )  # fmt: skip
+        TextColumn("{task.description:<32}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
     with bars:
 
         def start(title: str, total: int) -> Advance:
@@ -128,12 +132,14 @@ def site_table(report: Report) -> None:
         # The square root keeps the robust sites, the ones to choose between, apart from each other.
         bar = "█" * max(1, round(16 * (max(value, 0.0) / top) ** 0.5)) if value is not None else ""
         fate = "convert" if site.converted else "exact" if site.eligible else f"exact: {site.reason}"
-        rows.append((site.name, site.tower, f"{value:.4g}" if value is not None else "–", bar, fate))
+        rows.append((site.name, site.tower, f"{value:.4g}" if value is not None else "-", bar, fate))
     table(
         f"Sensitivity of {sum(s.eligible for s in report.sites)} eligible attention sites "
         "(low is robust; bars by square root)",
-        ("site", "tower", "score", "", "becomes"), rows, right=(2,),
-    )  # fmt: skip
+        ("site", "tower", "score", "", "becomes"),
+        rows,
+        right=(2,),
+    )
 
 
 def fidelity_table(report: Report) -> None:
@@ -141,14 +147,19 @@ def fidelity_table(report: Report) -> None:
     if report.fidelity is None or report.cost is None:
         return
     rows = [
-        (name + (" *" if name == report.fidelity.primary else ""), f"{a.cosine:.4f}",
-         f"{a.relative_error:.3f}" if a.relative_error is not None else "–")
+        (
+            name + (" *" if name == report.fidelity.primary else ""),
+            f"{a.cosine:.4f}",
+            f"{a.relative_error:.3f}" if a.relative_error is not None else "-",
+        )
         for name, a in report.fidelity.outputs.items()
-    ]  # fmt: skip
+    ]
     table(
         f"Fidelity on {report.fidelity.samples} held-out samples ({len(report.converted)} sites converted)",
-        ("output", "cosine", "relative error"), rows, right=(1, 2),
-    )  # fmt: skip
+        ("output", "cosine", "relative error"),
+        rows,
+        right=(1, 2),
+    )
     cost = report.cost
     if cost.flops.original:
         note(

@@ -28,29 +28,37 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help="Local directory, sa
 Calib = Annotated[
     str,
     typer.Option(
-        "--calib", metavar="DATA", rich_help_panel=_DATA,
+        "--calib",
+        metavar="DATA",
+        rich_help_panel=_DATA,
         help="Unlabelled samples: a folder, a .txt/.jsonl/.csv/.parquet/.tar file, or hf:NAME[:SPLIT[:SLICE]].",
     ),
-]  # fmt: skip
+]
 Config = Annotated[
     Path | None,
     typer.Option("--config", "-c", metavar="FILE", rich_help_panel=_RECIPE, help="Recipe as YAML; see configs/."),
 ]
 Ratio = Annotated[
-    float | None, typer.Option("--ratio", rich_help_panel=_RECIPE, help="Share of eligible sites to convert. [0.67]")
+    float | None,
+    typer.Option("--ratio", rich_help_panel=_RECIPE, help="Share of eligible sites to convert. [0.67]"),
 ]
 Count = Annotated[int | None, typer.Option("-k", rich_help_panel=_RECIPE, help="Number of sites to convert.")]
 Include = Annotated[
     list[str] | None,
-    typer.Option("--include", metavar="PATTERN", rich_help_panel=_RECIPE,
-                 help="Only these sites are candidates: whole dotted parts, e.g. 'layer.1' or 'vision_*'. Repeatable."),
-]  # fmt: skip
+    typer.Option(
+        "--include",
+        metavar="PATTERN",
+        rich_help_panel=_RECIPE,
+        help="Only these sites are candidates: whole dotted parts, e.g. 'layer.1' or 'vision_*'. Repeatable.",
+    ),
+]
 Exclude = Annotated[
     list[str] | None,
     typer.Option("--exclude", metavar="PATTERN", rich_help_panel=_RECIPE, help="These sites stay exact. Repeatable."),
 ]
 Heads = Annotated[
-    Granularity | None, typer.Option("--granularity", rich_help_panel=_RECIPE, help="Kernel scalars per layer or head.")
+    Granularity | None,
+    typer.Option("--granularity", rich_help_panel=_RECIPE, help="Kernel scalars per layer or head."),
 ]
 MinTokens = Annotated[
     int | None,
@@ -58,19 +66,27 @@ MinTokens = Annotated[
 ]
 Propagate = Annotated[
     bool | None,
-    typer.Option("--propagate-error/--no-propagate-error", rich_help_panel=_RECIPE,
-                 help="Refit the chosen sites on the inputs they get behind converted ones. Slower."),
-]  # fmt: skip
+    typer.Option(
+        "--propagate-error/--no-propagate-error",
+        rich_help_panel=_RECIPE,
+        help="Refit the chosen sites on the inputs they get behind converted ones. Slower.",
+    ),
+]
 MinFidelity = Annotated[
     float | None,
-    typer.Option("--min-fidelity", rich_help_panel=_RECIPE,
-                 help="Lowest accepted held-out cosine of the final output; exit code 4 below it."),
-]  # fmt: skip
+    typer.Option(
+        "--min-fidelity",
+        rich_help_panel=_RECIPE,
+        help="Lowest accepted held-out cosine of the final output; exit code 4 below it.",
+    ),
+]
 Samples = Annotated[
-    int | None, typer.Option("--samples", rich_help_panel=_DATA, help="Samples to use, held-out ones included. [32]")
+    int | None,
+    typer.Option("--samples", rich_help_panel=_DATA, help="Samples to use, held-out ones included. [32]"),
 ]
 MinSamples = Annotated[
-    int | None, typer.Option("--min-samples", rich_help_panel=_DATA, help="Fewer usable samples are an error. [2]")
+    int | None,
+    typer.Option("--min-samples", rich_help_panel=_DATA, help="Fewer usable samples are an error. [2]"),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", rich_help_panel=_DATA, help="Seed of the choice of samples. [0]")]
 Strict = Annotated[
@@ -79,14 +95,16 @@ Strict = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", rich_help_panel=_MODEL, help="auto, cpu, cuda, cuda:1, mps.")]
 Revision = Annotated[
-    str | None, typer.Option("--revision", rich_help_panel=_MODEL, help="Branch, tag or commit of a Hub model.")
+    str | None,
+    typer.Option("--revision", rich_help_panel=_MODEL, help="Branch, tag or commit of a Hub model."),
 ]
 Pickle = Annotated[
     bool,
     typer.Option("--allow-pickle", rich_help_panel=_MODEL, help="Accept pytorch_model.bin (weights-only unpickling)."),
 ]
 Remote = Annotated[
-    bool, typer.Option("--trust-remote-code", rich_help_panel=_MODEL, help="Run Python code of the checkpoint.")
+    bool,
+    typer.Option("--trust-remote-code", rich_help_panel=_MODEL, help="Run Python code of the checkpoint."),
 ]
 Json = Annotated[
     bool,
@@ -98,7 +116,8 @@ def convert(
     model: Model,
     calib: Calib,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", rich_help_panel=_OUTPUT, help="Artifact to create.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", rich_help_panel=_OUTPUT, help="Artifact to create."),
     ] = None,
     config: Config = None,
     ratio: Ratio = None,
@@ -121,7 +140,8 @@ def convert(
         bool, typer.Option("--overwrite", rich_help_panel=_OUTPUT, help="Replace an existing --out.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", rich_help_panel=_OUTPUT, help="Fit, score and print the plan; convert nothing.")
+        bool,
+        typer.Option("--dry-run", rich_help_panel=_OUTPUT, help="Fit, score and print the plan; convert nothing."),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -162,8 +182,13 @@ def score(
     calib: Calib,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", rich_help_panel=_OUTPUT,
-                     help="Write the report as .json, or as a page with the plot as .html."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            rich_help_panel=_OUTPUT,
+            help="Write the report as .json, or as a page with the plot as .html.",
+        ),
     ] = None,
     config: Config = None,
     ratio: Ratio = None,
@@ -180,7 +205,7 @@ def score(
     allow_pickle: Pickle = False,
     trust_remote_code: Remote = False,
     json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Measure how sensitive every attention site is to linear attention. Writes no model.
 
     Example: latte score facebook/dinov2-small --calib photos/ --out scores.html
@@ -198,8 +223,20 @@ def score(
     _show_plan(report, json)
 
 
-_SETTINGS = ("ratio", "k", "include", "exclude", "granularity", "min_tokens", "propagate_error", "min_fidelity",
-             "samples", "min_samples", "seed", "strict")  # fmt: skip
+_SETTINGS = (
+    "ratio",
+    "k",
+    "include",
+    "exclude",
+    "granularity",
+    "min_tokens",
+    "propagate_error",
+    "min_fidelity",
+    "samples",
+    "min_samples",
+    "seed",
+    "strict",
+)
 
 
 def _recipe(config: Path | None, given: dict[str, Any]) -> Recipe:
@@ -218,8 +255,11 @@ def _recipe(config: Path | None, given: dict[str, Any]) -> Recipe:
 
 def _options(device: str, revision: str | None, allow_pickle: bool, trust_remote_code: bool) -> dict[str, Any]:
     return {
-        "device": device, "revision": revision, "allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code,
-    }  # fmt: skip
+        "device": device,
+        "revision": revision,
+        "allow_pickle": allow_pickle,
+        "trust_remote_code": trust_remote_code,
+    }
 
 
 def _score(model: str, calib: str, recipe: Recipe, options: dict[str, Any]) -> Report:

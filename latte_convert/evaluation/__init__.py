@@ -1,0 +1,1 @@
+"""How close a hybrid is to its original, on samples that nothing was fitted to."""

@@ -66,9 +66,14 @@ class _Watch:
             return None
         target = call.exact()
         output = self.kernel.to(call.query.device)(
-            call.query, call.key, call.value,
-            scale=call.scale, mask=call.mask, causal=call.causal, layout=call.layout,
-        )  # fmt: skip
+            call.query,
+            call.key,
+            call.value,
+            scale=call.scale,
+            mask=call.mask,
+            causal=call.causal,
+            layout=call.layout,
+        )
         self.agreement.add(target, output)
         return target
 
@@ -128,8 +133,9 @@ def measure(
     result.sites = {name: watches[name].agreement for name in kernels}
     result.shapes = {
         name: (statistics.fmean(watch.queries), statistics.fmean(watch.keys))
-        for name, watch in watches.items() if watch.keys
-    }  # fmt: skip
+        for name, watch in watches.items()
+        if watch.keys
+    }
     result.original_ms, result.hybrid_ms = statistics.median(original_ms), statistics.median(hybrid_ms)
     return result
 

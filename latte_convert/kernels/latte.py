@@ -216,9 +216,7 @@ def _bidirectional(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, sett
     return (psi @ state).div_(divisor.masked_fill(divisor == 0, 1)).add_(mean)
 
 
-def _summary(
-    key: Tensor, value: Tensor, seen: Tensor, settings: _Settings
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _summary(key: Tensor, value: Tensor, seen: Tensor, settings: _Settings) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """All that queries need to know of the keys; a function of its own so that the features are freed.
 
     Returns:

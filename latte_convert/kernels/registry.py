@@ -23,7 +23,6 @@ def get_kernel(name: str) -> type[Kernel]:
     """
     if name not in _KERNELS:
         raise RecipeError(
-            f"unknown kernel {name!r} ({nearest(name, kernel_names())}): "
-            "set `kernel` in the recipe to one that exists"
+            f"unknown kernel {name!r} ({nearest(name, kernel_names())}): set `kernel` in the recipe to one that exists"
         )
     return _KERNELS[name]

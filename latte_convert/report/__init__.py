@@ -1,0 +1,1 @@
+"""What was measured, as strict JSON and as a page."""

@@ -89,12 +89,20 @@ def _site(job: Job, site: AttentionSite, converted: bool) -> SiteReport:
     score, fit = job.scores.get(site.name), job.fits.get(site.name)
     heldout = job.fidelity.sites.get(site.name) if job.fidelity else None
     return SiteReport(
-        name=site.name, tower=site.tower, kind=site.kind, causal=site.causal, heads=site.heads,
-        head_dim=site.head_dim, eligible=site.eligible, reason=site.reason, converted=converted,
+        name=site.name,
+        tower=site.tower,
+        kind=site.kind,
+        causal=site.causal,
+        heads=site.heads,
+        head_dim=site.head_dim,
+        eligible=site.eligible,
+        reason=site.reason,
+        converted=converted,
         score=ScoreReport(value=_finite(score.value), cosine=_finite(score.cosine), mse=_finite(score.mse))
-        if score else None,
+        if score
+        else None,
         fit=_fit(fit.kernel, fit.error, heldout) if fit and fit.kernel is not None else None,
-    )  # fmt: skip
+    )
 
 
 def _fit(kernel: LatteKernel, error: float | None, heldout: Agreement | None) -> FitReport:
@@ -134,7 +142,12 @@ def _cost(job: Job, fidelity: Fidelity, converted: set[str]) -> CostReport:
         linear = site.name in converted and keys >= job.recipe.min_tokens
         for column, kernel in enumerate(("exact", job.recipe.kernel if linear else "exact")):
             flops = attention_flops(
-                kernel, queries=queries, keys=keys, heads=site.heads, head_dim=site.head_dim, causal=site.causal
+                kernel,
+                queries=queries,
+                keys=keys,
+                heads=site.heads,
+                head_dim=site.head_dim,
+                causal=site.causal,
             )
             sums["true"][column] += flops.true
             sums["paper"][column] += flops.paper

@@ -242,9 +242,15 @@ def _speed(report: Report) -> str | None:
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.globals.update(
-        cosine=_cosine, number=_number, flops=_flops, size=_size, count=_count, values=_values,
-        setting=_setting, dotted=_dotted,
-    )  # fmt: skip
+        cosine=_cosine,
+        number=_number,
+        flops=_flops,
+        size=_size,
+        count=_count,
+        values=_values,
+        setting=_setting,
+        dotted=_dotted,
+    )
     source = resources.files("latte_convert.report").joinpath("report.html.j2").read_text(encoding="utf-8")
     return environment.from_string(source)
 

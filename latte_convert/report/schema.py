@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-REPORT_VERSION = 1
-
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -50,7 +48,8 @@ class FitReport(_Model):
         description="Relative squared error of the module output on the calibration samples it was fitted to."
     )
     heldout_cosine: float | None = Field(
-        None, description="Mean cosine of the attention output with the exact one on held-out samples, original inputs."
+        None,
+        description="Mean cosine of the attention output with the exact one on held-out samples, original inputs.",
     )
 
 
@@ -120,7 +119,7 @@ class SourceReport(_Model):
 class Report(_Model):
     """The whole report of a conversion, or of a scoring (then ``fidelity`` is null)."""
 
-    schema_version: Literal[1] = REPORT_VERSION
+    schema_version: Literal[1] = 1
     tool_version: str
     library_versions: dict[str, str]
     created: str = Field(description="UTC, ISO 8601.")

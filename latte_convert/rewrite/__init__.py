@@ -1,0 +1,1 @@
+"""The frozen plan, and swapping attention for kernels with an undo."""

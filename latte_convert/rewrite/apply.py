@@ -49,9 +49,14 @@ class Converted:
             )
         kernel: Kernel = getattr(call.module, ATTRIBUTE)
         output: Tensor = kernel(
-            call.query, call.key, call.value,
-            scale=call.scale, mask=call.mask, causal=call.causal, layout=call.layout,
-        )  # fmt: skip
+            call.query,
+            call.key,
+            call.value,
+            scale=call.scale,
+            mask=call.mask,
+            causal=call.causal,
+            layout=call.layout,
+        )
         return output
 
 

@@ -1,0 +1,1 @@
+"""Sensitivity scores, and the policy that turns them into a plan."""

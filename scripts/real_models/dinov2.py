@@ -179,9 +179,7 @@ def session(model: bytes) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def saliency(
-    backbone: torch.nn.Module, decoder: onnxruntime.InferenceSession, pixels: torch.Tensor
-) -> np.ndarray:
+def saliency(backbone: torch.nn.Module, decoder: onnxruntime.InferenceSession, pixels: torch.Tensor) -> np.ndarray:
     """Saliency map ``(B, 1, H, W)`` of ``pixels (B, 3, H, W)``: torch backbone, then the ONNX decoder."""
     import torch
 
@@ -223,9 +221,7 @@ def prove(out: Path, wheel: Path, speech: Path | None) -> list[str]:
     lines = []
     for size, some in ((224, images), (IMAGE_SIZE, images[:4])):
         worst = parity(out, wheel, some, size)
-        figure = (
-            f"saliency at {size} px, {len(some)} photographs: off by {worst:.1e} of the map's range at most"
-        )
+        figure = f"saliency at {size} px, {len(some)} photographs: off by {worst:.1e} of the map's range at most"
         if not worst <= TOLERANCE:
             raise FetchError(f"{figure}, above the tolerance {TOLERANCE:g}")
         lines.append(figure)

@@ -55,9 +55,7 @@ def embed(folder: Path, sentences: list[str]) -> torch.Tensor:
 
 def similarities(folder: Path) -> list[tuple[float, float]]:
     """For each of :data:`TRIPLES`, cosine of the sentence with its paraphrase and with the unrelated one."""
-    vectors = embed(folder, [sentence for triple in TRIPLES for sentence in triple]).reshape(
-        len(TRIPLES), 3, -1
-    )
+    vectors = embed(folder, [sentence for triple in TRIPLES for sentence in triple]).reshape(len(TRIPLES), 3, -1)
     close, far = ((vectors[:, 0] * vectors[:, i]).sum(-1) for i in (1, 2))
     return list(zip(close.tolist(), far.tolist(), strict=True))
 
@@ -69,6 +67,4 @@ def prove(out: Path, wheel: Path, speech: Path | None) -> list[str]:
     lowest, highest = min(close for close, _ in pairs), max(far for _, far in pairs)
     if not lowest > highest:
         raise FetchError(f"a paraphrase has cosine {lowest:.3f}, an unrelated sentence {highest:.3f}")
-    return [
-        f"strict load; cosine of {len(pairs)} paraphrases >= {lowest:.3f}, unrelated pairs <= {highest:.3f}"
-    ]
+    return [f"strict load; cosine of {len(pairs)} paraphrases >= {lowest:.3f}, unrelated pairs <= {highest:.3f}"]

@@ -204,9 +204,12 @@ def test_sharded_artifact_round_trip(result, tmp_path, monkeypatch):
 def test_digest_sees_key_dtype_shape_and_bytes():
     base = {"a": torch.tensor([1.0, 2.0])}
     others = [
-        {"b": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([1.0, 2.0], dtype=torch.float64)},
-        {"a": torch.tensor([[1.0, 2.0]])}, {"a": torch.tensor([1.0, 2.5])}, {"a": torch.tensor([1.0, -0.0])},
-    ]  # fmt: skip
+        {"b": torch.tensor([1.0, 2.0])},
+        {"a": torch.tensor([1.0, 2.0], dtype=torch.float64)},
+        {"a": torch.tensor([[1.0, 2.0]])},
+        {"a": torch.tensor([1.0, 2.5])},
+        {"a": torch.tensor([1.0, -0.0])},
+    ]
     assert digest(base) == digest({"a": torch.tensor([1.0, 9.0, 2.0, 9.0])[::2]})
     assert len({digest(t) for t in [base, *others]}) == 6
     assert digest({"a": torch.ones(2, dtype=torch.bfloat16)}) != digest({"a": torch.zeros(2, dtype=torch.bfloat16)})

@@ -50,9 +50,7 @@ def test_latte_is_what_the_kernel_computes(queries: int, keys: int, causal: bool
         kernel(query, key, value, scale=0.3, causal=causal)
     # The plain sum over values is a product with a row of ones in the bidirectional form.
     padding = 0 if causal else 2 * keys * 3 * 6
-    flops = attention_flops(
-        "latte", queries=queries, keys=keys, heads=3, head_dim=8, value_dim=6, causal=causal
-    )
+    flops = attention_flops("latte", queries=queries, keys=keys, heads=3, head_dim=8, value_dim=6, causal=causal)
     assert flops.true + padding == counter.get_total_flops()
 
 

@@ -169,9 +169,7 @@ def test_equal_contents_count_once(tmp_path: Path) -> None:
     assert len(found.skipped) == 2
 
 
-def test_fewer_than_asked_warns_and_min_samples_fails(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fewer_than_asked_warns_and_min_samples_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fill(tmp_path, 3)
     put(tmp_path / "bad.png", b"")
     with caplog.at_level(logging.WARNING, logger="latte_convert"):
@@ -279,11 +277,16 @@ def grey_with_alpha() -> bytes:
         ("sixteen.png", sixteen_bit("PNG"), [(0, 0, 0), (128, 128, 128)]),
         ("sixteen.tiff", sixteen_bit("TIFF"), [(0, 0, 0), (128, 128, 128)]),
         ("cmyk.tif", encoded(Image.new("CMYK", (2, 1), (0, 255, 255, 0)), "TIFF"), [RED] * 2),
-        ("animated.gif", encoded(Image.new("RGB", (2, 1), RED), "GIF", save_all=True,
-                                 append_images=[Image.new("RGB", (2, 1), BLUE)]), [RED] * 2),
+        (
+            "animated.gif",
+            encoded(
+                Image.new("RGB", (2, 1), RED), "GIF", save_all=True, append_images=[Image.new("RGB", (2, 1), BLUE)]
+            ),
+            [RED] * 2,
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_every_pixel_format_becomes_rgb(
     tmp_path: Path, name: str, content: bytes, pixels: list[tuple[int, int, int]]
 ) -> None:
@@ -422,9 +425,7 @@ def test_missing_path_names_what_is_near(tmp_path: Path) -> None:
         open_samples(tmp_path / "photoz" / "train" / "deep", "image", samples=1)
 
 
-@pytest.mark.parametrize(
-    "name", ["./x", "../x", "/x", "x/", "~/x-is-not-there", "x.txt", "x.JPG", "a/b", "x"]
-)
+@pytest.mark.parametrize("name", ["./x", "../x", "/x", "x/", "~/x-is-not-there", "x.txt", "x.JPG", "a/b", "x"])
 def test_nothing_but_the_prefix_goes_to_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_module, "HubRows", None)  # a call would be a TypeError
     with pytest.raises(DataError, match="no such file or folder") as caught:
@@ -643,9 +644,7 @@ def test_parquet_of_images(tmp_path: Path) -> None:
     fill(tmp_path / "img", 7)
     cells: list[object] = [{"bytes": encoded(picture(n)), "path": f"{n}.png"} for n in range(6)]
     cells += [{"bytes": None, "path": "img/006.png"}, {"bytes": b"", "path": "x.png"}, None]
-    pq.write_table(
-        pa.table({"label": list(range(9)), "image": cells}), tmp_path / "d.parquet", row_group_size=4
-    )
+    pq.write_table(pa.table({"label": list(range(9)), "image": cells}), tmp_path / "d.parquet", row_group_size=4)
     found = everything(tmp_path / "d.parquet", "image")
     assert sorted(found.ids) == [f"d.parquet:{n}" for n in range(7)]
     for sample in found:
@@ -658,9 +657,7 @@ def test_parquet_of_text_and_damaged_parquet(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"caption": [f"t{n}" for n in range(300)]}), tmp_path / "d.parquet")
-    assert texts(everything(tmp_path / "d.parquet", "text")) == {
-        f"d.parquet:{n}": f"t{n}" for n in range(300)
-    }
+    assert texts(everything(tmp_path / "d.parquet", "text")) == {f"d.parquet:{n}": f"t{n}" for n in range(300)}
     with pytest.raises(DataError, match="it has 'caption'"):
         open_samples(tmp_path / "d.parquet", "image", samples=1)
     with pytest.raises(DataError, match="not a readable parquet"):
@@ -901,9 +898,7 @@ def test_real_photos_in_a_dirty_folder(shared_data: Path, tmp_path: Path) -> Non
 
 def test_real_speech(shared_data: Path) -> None:
     found = open_samples(shared_data / "an4_windows", "audio", samples=14, sampling_rate=8000, strict=True)
-    lengths = {
-        path.name: soundfile.info(path).duration for path in (shared_data / "an4_windows").glob("*.wav")
-    }
+    lengths = {path.name: soundfile.info(path).duration for path in (shared_data / "an4_windows").glob("*.wav")}
     assert {s.id: s.value.shape for s in found} == {  # type: ignore[union-attr]
         name: (round(8000 * seconds),) for name, seconds in lengths.items()
     }

@@ -89,9 +89,16 @@ def test_finds_the_parameters_that_made_the_target(projection, granularity):
 
     def target(one: AttentionCall) -> Tensor:
         y = latte_reference(
-            one.query, one.key, one.value, alpha=torch.tensor([1 - 0.5**2]), delta_q=torch.tensor([10.0]),
-            delta_k=torch.tensor([1.0]), beta_q=torch.tensor([1.0]), beta_k=torch.tensor([1.0]), scale=one.scale,
-        )  # fmt: skip
+            one.query,
+            one.key,
+            one.value,
+            alpha=torch.tensor([1 - 0.5**2]),
+            delta_q=torch.tensor([10.0]),
+            delta_k=torch.tensor([1.0]),
+            beta_q=torch.tensor([1.0]),
+            beta_k=torch.tensor([1.0]),
+            scale=one.scale,
+        )
         return y * sigma.reshape(1, HEADS, 1, DIM)
 
     fit = run(Recipe(granularity=granularity), [call(seed) for seed in range(4)], projection, target=target)
@@ -126,9 +133,12 @@ def test_each_switch_helps_the_objective_it_is_for(projection):
     errors = {
         name: run(Recipe(**switches), calls, projection).error
         for name, switches in {
-            "all": {}, "no sigma": {"sigma": False}, "no tte": {"tte": False}, "heads": {"granularity": "head"},
+            "all": {},
+            "no sigma": {"sigma": False},
+            "no tte": {"tte": False},
+            "heads": {"granularity": "head"},
         }.items()
-    }  # fmt: skip
+    }
     assert errors["all"] < errors["no sigma"]
     assert errors["all"] <= errors["no tte"] + 1e-6
     fixed = run(Recipe(tte=False), calls, projection).kernel
@@ -143,9 +153,16 @@ def test_a_masked_key_is_as_good_as_absent(projection):
     changed = whole.value.clone()
     changed[:, :, 50:] = 1e3
     other = AttentionCall(
-        module=whole.module, query=whole.query, key=whole.key, value=changed, scale=whole.scale, mask=mask,
-        causal=False, layout=TokenLayout(), exact=whole.exact,
-    )  # fmt: skip
+        module=whole.module,
+        query=whole.query,
+        key=whole.key,
+        value=changed,
+        scale=whole.scale,
+        mask=mask,
+        causal=False,
+        layout=TokenLayout(),
+        exact=whole.exact,
+    )
     again = run(Recipe(), [other], projection).kernel
     for name, value in kernel.named_parameters():
         assert torch.equal(value, dict(again.named_parameters())[name]), name

@@ -59,8 +59,13 @@ def test_convert_writes_an_artifact_and_prints_its_path(latte, tiny_dino, photos
     assert "█" in stderr
     assert "held-out samples (4 sites converted)" in stderr
     assert sorted(p.name for p in out.iterdir()) == [
-        "config.json", "latte.json", "model.safetensors", "preprocessor_config.json", "report.html", "report.json",
-    ]  # fmt: skip
+        "config.json",
+        "latte.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+        "report.html",
+        "report.json",
+    ]
 
 
 def test_json_is_one_document_and_nothing_else(latte, tiny_dino, photos, tmp_path):
@@ -85,7 +90,9 @@ def test_score_prints_the_sites_to_convert_and_writes_no_model(latte, tiny_dino,
 
 def test_dry_run_writes_nothing(latte, tiny_dino, photos, tmp_path):
     out = tmp_path / "o"
-    code, stdout, _ = latte("convert", tiny_dino, "--calib", photos, "--samples", 4, "--out", out, "--dry-run", "--json")
+    code, stdout, _ = latte(
+        "convert", tiny_dino, "--calib", photos, "--samples", 4, "--out", out, "--dry-run", "--json"
+    )
     assert code == 0
     assert json.loads(stdout)["fidelity"] is None
     assert not list(tmp_path.iterdir())
@@ -173,9 +180,10 @@ def bad_models(tmp_path: Path, tiny_dino: Path) -> dict[str, tuple[Path | str, s
     (tmp_path / "alien" / "config.json").write_text('{"model_type": "dinov9"}')
     shutil.copy(tiny_dino / "model.safetensors", tmp_path / "alien")
     transformers.BertModel(
-        transformers.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-                                vocab_size=30)
-    ).save_pretrained(tmp_path / "text")  # fmt: skip
+        transformers.BertConfig(
+            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=30
+        )
+    ).save_pretrained(tmp_path / "text")
     no_processor = tmp_path / "no-processor"
     shutil.copytree(tiny_dino, no_processor, ignore=lambda *_: ["preprocessor_config.json"])
     missing_tensor = tmp_path / "missing-tensor"
@@ -235,14 +243,14 @@ def test_skipped_files_are_named_and_counted(latte, tiny_dino, photos, tmp_path)
     dirty = shutil.copytree(photos, tmp_path / "dirty")
     (dirty / "broken.JPG").write_bytes(b"")
     (dirty / ".DS_Store").write_bytes(b"x")
-    code, _, stderr = latte(
-        "convert", tiny_dino, "--calib", dirty, "--samples", 20, "--out", tmp_path / "o"
-    )
+    code, _, stderr = latte("convert", tiny_dino, "--calib", dirty, "--samples", 20, "--out", tmp_path / "o")
     assert code == 0
     assert "20 asked, 6 fitted, 2 held out, 1 skipped" in stderr
     skipped = json.loads((tmp_path / "o" / "report.json").read_text())["calibration"]["skipped"]
     assert [s["id"] for s in skipped] == ["broken.JPG"]
-    code, _, stderr = latte("convert", tiny_dino, "--calib", dirty, "--samples", 20, "--strict", "--out", tmp_path / "p")
+    code, _, stderr = latte(
+        "convert", tiny_dino, "--calib", dirty, "--samples", 20, "--strict", "--out", tmp_path / "p"
+    )
     assert code == 3
     assert "broken.JPG" in stderr
 
@@ -311,9 +319,13 @@ def test_an_internal_error_is_one_line_unless_debug(latte, tiny_dino, photos, tm
 
 def process(*args: object, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "latte_convert.cli.app", *map(str, args)], capture_output=True, text=True, check=False,
-        timeout=120, **options,
-    )  # fmt: skip
+        [sys.executable, "-m", "latte_convert.cli.app", *map(str, args)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        **options,
+    )
 
 
 def test_help_imports_nothing_heavy():
@@ -344,10 +356,24 @@ def test_every_command_has_help(latte, command):
 
 def test_ctrl_c_exits_130_and_leaves_nothing(tiny_dino, photos, tmp_path):
     running = subprocess.Popen(
-        [sys.executable, "-m", "latte_convert.cli.app", "convert", str(tiny_dino), "--calib", str(photos),
-         "--samples", "8", "--propagate-error", "--out", str(tmp_path / "o")],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "latte_convert.cli.app",
+            "convert",
+            str(tiny_dino),
+            "--calib",
+            str(photos),
+            "--samples",
+            "8",
+            "--propagate-error",
+            "--out",
+            str(tmp_path / "o"),
+        ],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert running.stderr is not None
     for line in running.stderr:
         if line.startswith("Calibrating"):

@@ -198,9 +198,7 @@ def test_only_the_ratio_of_delta_and_beta_matters(seed: int, factor: float, jpn:
         "beta_k": parameters["beta_k"] * factor,
     }
     call = {"scale": 0.3, "jpn": jpn, "causal": causal}
-    assert_close(
-        latte_attention(*inputs, **scaled, **call), latte_attention(*inputs, **parameters, **call), 1e-5
-    )
+    assert_close(latte_attention(*inputs, **scaled, **call), latte_attention(*inputs, **parameters, **call), 1e-5)
 
 
 # --- numerics ---
@@ -208,9 +206,7 @@ def test_only_the_ratio_of_delta_and_beta_matters(seed: int, factor: float, jpn:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("jpn", "causal"), list(itertools.product((True, False), repeat=2)))
-def test_large_keys_stay_finite_and_accurate_at_16k_tokens(
-    jpn: bool, causal: bool, dtype: torch.dtype
-) -> None:
+def test_large_keys_stay_finite_and_accurate_at_16k_tokens(jpn: bool, causal: bool, dtype: torch.dtype) -> None:
     inputs = [torch.randn(1, 1, 16384, 16).to(dtype) for _ in range(3)]
     inputs[1] = inputs[1] * 50
     call = {**scalars(), "scale": 0.25, "jpn": jpn, "causal": causal}

@@ -39,13 +39,20 @@ HEX = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 def site(name: str, score: float | None, *, converted: bool, reason: str | None = None) -> SiteReport:
     eligible = reason is None
     return SiteReport(
-        name=name, tower="vision", kind="self", causal=False, heads=6, head_dim=64,
-        eligible=eligible, reason=reason, converted=converted,
+        name=name,
+        tower="vision",
+        kind="self",
+        causal=False,
+        heads=6,
+        head_dim=64,
+        eligible=eligible,
+        reason=reason,
+        converted=converted,
         score=ScoreReport(value=score, cosine=None, mse=0.001) if eligible else None,
-        fit=FitReport(
-            alpha=[0.41], ratio=[18.7], calibration_error=0.0312, heldout_cosine=0.971 if converted else None
-        ) if eligible else None,
-    )  # fmt: skip
+        fit=FitReport(alpha=[0.41], ratio=[18.7], calibration_error=0.0312, heldout_cosine=0.971 if converted else None)
+        if eligible
+        else None,
+    )
 
 
 def scores(count: int) -> list[float]:
@@ -83,33 +90,45 @@ def make_report(
         blocks=blocks,
     )
     cost = CostReport(
-        parameters=22_056_576, parameters_added=3112,
+        parameters=22_056_576,
+        parameters_added=3112,
         tokens={row.name: 785.0 for row in rows},
         flops=FlopsReport(original=11.358e9, hybrid=5.107e9),
         flops_paper=FlopsReport(original=2.8394e9, hybrid=1.1063e9),
         forward_ms=dict(zip(("original", "hybrid"), forward_ms, strict=True)),
         seconds={"load": 0.61, "calibrate": 14.2, "score": 9.83, "measure": 5.02},
-        peak_memory_bytes=1_417_339_904, device="cpu", threads=2,
-    )  # fmt: skip
+        peak_memory_bytes=1_417_339_904,
+        device="cpu",
+        threads=2,
+    )
     report = Report(
         tool_version="0.1.0",
         library_versions={"torch": "2.14.1", "transformers": "5.24.0", "datasets": "5.2.0"},
         created="2026-01-15T09:30:00+00:00",
         source=SourceReport(
-            id="facebook/dinov2-small", revision="ed25f3a31f01632728cabb09d1542f84ab7b0056",
-            library="transformers", model_class="Dinov2Model", sha256={"model.safetensors": HEX},
+            id="facebook/dinov2-small",
+            revision="ed25f3a31f01632728cabb09d1542f84ab7b0056",
+            library="transformers",
+            model_class="Dinov2Model",
+            sha256={"model.safetensors": HEX},
         ),
         recipe=Recipe().model_dump(mode="json"),
         calibration=CalibrationReport(
-            source="photos/", modality="images", requested=32, used=23, held_out=8, truncated=0,
-            skipped=[{"id": "IMG_0042.jpg", "reason": "truncated file: 12 of 48 kB"}], fingerprint=HEX,
+            source="photos/",
+            modality="images",
+            requested=32,
+            used=23,
+            held_out=8,
+            truncated=0,
+            skipped=[{"id": "IMG_0042.jpg", "reason": "truncated file: 12 of 48 kB"}],
+            fingerprint=HEX,
         ),
         sites=rows,
         converted=[row.name for row in rows if row.converted],
         fidelity=measured if fidelity else None,
         cost=cost if fidelity else None,
         warnings=[],
-    )  # fmt: skip
+    )
     return report.model_copy(update=changes)
 
 
@@ -235,14 +254,18 @@ class TestPage:
         hostile = hostile.model_copy(
             update={
                 "source": SourceReport(id=bad, revision=bad, library=bad, model_class=bad, sha256={bad: bad}),
-                "sites": rows, "converted": [rows[0].name], "warnings": [bad], "created": bad,
+                "sites": rows,
+                "converted": [rows[0].name],
+                "warnings": [bad],
+                "created": bad,
                 "tool_version": bad,
-                "recipe": {"kernel": bad, bad: [bad], "min_tokens": 0}, "library_versions": {bad: bad},
+                "recipe": {"kernel": bad, bad: [bad], "min_tokens": 0},
+                "library_versions": {bad: bad},
                 "calibration": report.calibration.model_copy(
                     update={"source": bad, "modality": bad, "fingerprint": bad, "skipped": skipped}
                 ),
             }
-        )  # fmt: skip
+        )
         html = render_html(hostile)
         page = Page(html)
         assert "<script" not in html
@@ -270,12 +293,17 @@ class TestVerdict:
     @pytest.mark.parametrize(
         ("cosine", "label"),
         [
-            (1.0, "very close"), (0.99, "very close"), (0.98999, "close"), (0.95, "close"),
-            (0.9499, "noticeably different"), (0.85, "noticeably different"),
+            (1.0, "very close"),
+            (0.99, "very close"),
+            (0.98999, "close"),
+            (0.95, "close"),
+            (0.9499, "noticeably different"),
+            (0.85, "noticeably different"),
             (0.8499, "far from the original"),
-            (0.0, "far from the original"), (-1.0, "far from the original"),
+            (0.0, "far from the original"),
+            (-1.0, "far from the original"),
         ],
-    )  # fmt: skip
+    )
     def test_thresholds(self, cosine: float, label: str) -> None:
         assert verdict_of(cosine).label == label
 
@@ -349,10 +377,16 @@ class TestContent:
         changes = {"sites": rows, "source": source, "calibration": calibration}
         words = Page(render_html(report.model_copy(update=changes))).words
         for reason in (
-            "not finite", "original is 0", "kept exact", "none recorded", "the model was given in memory",
-            "ready batches have no ids to hash", "forward time not measured",
-            "this system does not tell", "not set",
-        ):  # fmt: skip
+            "not finite",
+            "original is 0",
+            "kept exact",
+            "none recorded",
+            "the model was given in memory",
+            "ready batches have no ids to hash",
+            "forward time not measured",
+            "this system does not tell",
+            "not set",
+        ):
             assert f"{DASH} {reason}" in words
         assert "None" not in words.replace("Warnings None.", "")
         assert "nan" not in words.split()
@@ -382,12 +416,23 @@ class TestContent:
     def test_cost_calibration_and_provenance(self) -> None:
         words = Page(render_html(make_report(warnings=["mind the gap"]))).words
         for text in (
-            "11.358 GFLOPs 5.107 GFLOPs 0.450", "2.839 GFLOPs 1.106 GFLOPs 0.390", "41.2 ms 36.9 ms 0.896",
-            "Parameters, 3,112 added 22,056,576 22,059,688", "1.32 GiB", "Stage: calibrate 14.2 s",
-            "Requested 32", "Used for fits and scores 23", "Held out for fidelity 8",
-            "IMG_0042.jpg truncated file: 12 of 48 kB", HEX,
-            "granularity layer", "ratio 0.67", "torch 2.14.1", "1 warning came up", "mind the gap",
-        ):  # fmt: skip
+            "11.358 GFLOPs 5.107 GFLOPs 0.450",
+            "2.839 GFLOPs 1.106 GFLOPs 0.390",
+            "41.2 ms 36.9 ms 0.896",
+            "Parameters, 3,112 added 22,056,576 22,059,688",
+            "1.32 GiB",
+            "Stage: calibrate 14.2 s",
+            "Requested 32",
+            "Used for fits and scores 23",
+            "Held out for fidelity 8",
+            "IMG_0042.jpg truncated file: 12 of 48 kB",
+            HEX,
+            "granularity layer",
+            "ratio 0.67",
+            "torch 2.14.1",
+            "1 warning came up",
+            "mind the gap",
+        ):
             assert text in words
 
     def test_values_per_head_are_a_range(self) -> None:

@@ -103,9 +103,9 @@ def test_saliency_map_finds_the_face_of_the_astronaut(models_dir: Path) -> None:
 
     folder = models_dir / "dinov2-small-saliency"
     astronaut = next(path for path in sample_photos.photo_files() if path.stem == "astronaut")
-    pixels = AutoImageProcessor.from_pretrained(folder)(
-        Image.open(astronaut).convert("RGB"), return_tensors="pt"
-    )["pixel_values"]
+    pixels = AutoImageProcessor.from_pretrained(folder)(Image.open(astronaut).convert("RGB"), return_tensors="pt")[
+        "pixel_values"
+    ]
     decoder = dinov2.session((folder / dinov2.DECODER).read_bytes())
     heat = dinov2.saliency(strict_load(folder), decoder, pixels)
     assert heat.shape == (1, 1, 518, 518)
