@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from latte_convert.adapters import AttentionSite, find_adapter
+from latte_convert.calibration.feed import BatchFeed, Feed, SampleFeed
 from latte_convert.calibration.fit import Fit
 from latte_convert.calibration.pipeline import (
-    BatchFeed,
-    Feed,
     Progress,
     calibrate,
     execution_order,
@@ -40,8 +39,9 @@ from latte_convert.selection.scores import Score, paper_scores
 
 if TYPE_CHECKING:
     from latte_convert.adapters.base import Adapter
-    from latte_convert.adapters.source import Source
+    from latte_convert.adapters.checkpoint import Checkpoint
     from latte_convert.calibration.data import SampleSet
+    from latte_convert.calibration.feed import Processor
 
 log = logging.getLogger("latte_convert")
 
@@ -56,7 +56,7 @@ class Job:
     sites: list[AttentionSite]
     fitting: Feed
     holdout: Feed
-    source: Source | None = None
+    source: Checkpoint | None = None
     samples: SampleSet | None = None
     unexpected_keys: tuple[str, ...] = ()
     fits: dict[str, Fit] = field(default_factory=dict)
@@ -217,19 +217,14 @@ def prepare(
         return _prepare_loaded(model, calib, recipe)
     if not isinstance(calib, str | Path):
         raise DataError("ready batches go with a loaded model; give a folder or file of samples for a checkpoint.")
-    from latte_convert.adapters.hf_inputs import Processor, SampleFeed, modalities
-    from latte_convert.adapters.hf_load import instantiate, model_class, read_tensors
-    from latte_convert.adapters.source import resolve
-    from latte_convert.artifact.load import original_tensors
+    from latte_convert.adapters.checkpoint import resolve
     from latte_convert.runtime.device import choose_device
 
     start = time.perf_counter()
     device = choose_device(device)
-    source = resolve(model, revision=revision, allow_pickle=allow_pickle)
-    cls, config = model_class(source, trust_remote_code=trust_remote_code)
-    samples, processor = _open_samples(source, calib, recipe, modalities(cls), Processor)
-    tensors = original_tensors(source, read_tensors(source))
-    loaded, unexpected = instantiate(cls, config, tensors, origin=source.id)
+    source = resolve(model, revision=revision, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    samples, processor = _open_samples(source, calib, recipe)
+    loaded, unexpected = source.instantiate(source.original_tensors())
     loaded = loaded.to(device)
     fitting, held = samples.split(max(1, round(len(samples) * recipe.holdout)))
     feed = SampleFeed(fitting, processor, loaded)
@@ -246,10 +241,10 @@ def prepare(
     )
     if unexpected:
         job.warnings.append(
-            f"{len(unexpected)} tensors of the checkpoint have no place in {cls.__name__} ({', '.join(unexpected[:3])}"
-            f"{', …' if len(unexpected) > 3 else ''}); they are kept in the artifact."
+            f"{len(unexpected)} tensors of the checkpoint have no place in {source.model_class} "
+            f"({', '.join(unexpected[:3])}{', …' if len(unexpected) > 3 else ''}); they are kept in the artifact."
         )
-    job.sites = restrict(_reachable(job.adapter.sites(loaded), feed.towers()), recipe)
+    job.sites = restrict(_reachable(job.adapter.sites(loaded), processor.towers(loaded)), recipe)
     job.seconds["load"] = time.perf_counter() - start
     return job
 
@@ -275,13 +270,13 @@ def _prepare_loaded(model: nn.Module, calib: Any, recipe: Recipe) -> Job:
     )
 
 
-def _open_samples(source: Source, calib: str | Path, recipe: Recipe, kinds: Any, processor_class: Any) -> Any:
+def _open_samples(source: Checkpoint, calib: str | Path, recipe: Recipe) -> tuple[SampleSet, Processor]:
     """Samples and processor of the first modality that the data has."""
     from latte_convert.calibration.data import open_samples
 
     failure: DataError | None = None
-    for kind in kinds:
-        processor = processor_class(source, kind)
+    for kind in source.modalities:
+        processor = source.processor(kind)
         try:
             samples = open_samples(
                 calib,

@@ -12,9 +12,9 @@ import transformers
 from safetensors.torch import load_file
 
 import latte_convert
-from latte_convert.adapters.hf_inputs import Processor, SampleFeed
-from latte_convert.adapters.source import resolve
+from latte_convert.adapters.checkpoint import resolve
 from latte_convert.calibration.data import open_samples
+from latte_convert.calibration.feed import SampleFeed
 from latte_convert.errors import CheckpointError, DataError, GateError, RecipeError
 from latte_convert.recipe import Recipe
 
@@ -32,7 +32,7 @@ def converted(tiny_dino: Path, photos: Path):
 def batches(model: Path, photos: Path, count: int = 3, seed: int = 9) -> list[dict]:
     source = resolve(model)
     loaded = transformers.AutoModel.from_pretrained(model)
-    return list(SampleFeed(open_samples(photos, "image", samples=count, seed=seed), Processor(source, "image"), loaded))
+    return list(SampleFeed(open_samples(photos, "image", samples=count, seed=seed), source.processor("image"), loaded))
 
 
 def outputs(model, inputs: list[dict]) -> torch.Tensor:
@@ -170,7 +170,7 @@ def test_a_missed_gate_leaves_the_model_alone(tiny_dino, photos):
         latte_convert.convert(model, inputs, recipe=Recipe(ratio=1.0, min_fidelity=1.0))
     assert torch.equal(before, outputs(model, inputs))
     assert not any(".latte." in key for key in model.state_dict())
-    assert all("latte_route" not in module.__dict__ for module in model.modules())
+    assert all("latte_routes" not in module.__dict__ for module in model.modules())
 
 
 def test_an_interrupt_leaves_no_hooks(tiny_dino, photos):
@@ -188,7 +188,7 @@ def test_an_interrupt_leaves_no_hooks(tiny_dino, photos):
 
     with pytest.raises(KeyboardInterrupt):
         latte_convert.convert(model, inputs, recipe=Recipe(samples=6), progress=progress)
-    assert all("latte_route" not in module.__dict__ and not module._forward_hooks for module in model.modules())
+    assert all("latte_routes" not in module.__dict__ and not module._forward_hooks for module in model.modules())
     assert not any(".latte." in key for key in model.state_dict())
 
 

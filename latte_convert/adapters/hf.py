@@ -1,8 +1,8 @@
 """Transformers models: every attention module that dispatches through ``ALL_ATTENTION_FUNCTIONS``.
 
 The dispatch reads the name of the implementation from the module's own ``config`` and hands the module over,
-so a site is routed by giving that one module a copy of its config with our name in it. No forward is copied, the
-other modules keep running the original code untouched, and the model's masks are built as before.
+so a site is routed by giving that one module a copy of its config with our name in it. No forward is copied,
+the other modules keep running the original code, and the model's masks are built as before.
 """
 
 from __future__ import annotations
@@ -186,9 +186,7 @@ def _eager_function(kind: type[nn.Module]) -> Callable[..., tuple[Tensor, Any]]:
     return forward.__globals__[name]  # type: ignore[no-any-return]
 
 
-def _is_causal(
-    module: nn.Module, routes: _Routes, mask: Tensor | None, queries: int, is_causal: bool | None
-) -> bool:
+def _is_causal(module: nn.Module, routes: _Routes, mask: Tensor | None, queries: int, is_causal: bool | None) -> bool:
     """Whether the original would be causal in this call.
 
     Its functions read ``is_causal`` only where there is no mask with a row per query; eager ones never do.

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.hf_load import quiet_transformers
-from latte_convert.adapters.source import Source
+from latte_convert.adapters.hf_checkpoint import quiet_transformers
+from latte_convert.calibration.feed import Batch, place
 from latte_convert.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
-    from latte_convert.calibration.data import Modality, Sample, SampleSet
+    from latte_convert.calibration.data import Modality, Sample
 
 DECODER_TOKENS = 64
 """Longest transcript a speech decoder writes for its own calibration."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.spm", "tekken.json", "tokenizer.py", "*.tiktoken")
 _WORDS = {"image": "image processor", "text": "tokenizer", "audio": "feature extractor"}
+_TOWERS = {"image": "vision", "text": "text"}
+_METHODS = {"image": "get_image_features", "text": "get_text_features"}
 
 
 def modalities(cls: Any) -> tuple[Modality, ...]:
@@ -36,18 +38,19 @@ def _as_tuple(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-class Processor:
-    """A checkpoint's own preprocessing for one modality.
+class HFProcessor:
+    """A Transformers checkpoint's own preprocessing for one modality; see ``calibration.feed.Processor``.
 
     Args:
-        source: The checkpoint.
+        identifier: What the user called the checkpoint, for messages.
+        path: Its directory.
         modality: What the samples are.
 
     Raises:
         CheckpointError: The checkpoint does not say how its inputs are prepared.
     """
 
-    def __init__(self, source: Source, modality: Modality) -> None:
+    def __init__(self, identifier: str, path: Path, modality: Modality) -> None:
         import transformers
 
         loaders: dict[str, Any] = {
@@ -56,119 +59,65 @@ class Processor:
             "audio": transformers.AutoFeatureExtractor,
         }
         self.modality = modality
+        self.truncated: set[str] = set()
+        self._transcripts: dict[str, Tensor] = {}
         try:
-            if modality == "text" and not any(any(source.path.glob(name)) for name in _TOKENIZER_FILES):
+            if modality == "text" and not any(any(path.glob(name)) for name in _TOKENIZER_FILES):
                 # Transformers would make an empty tokenizer that maps every word to "unknown".
                 raise OSError("no vocabulary file")
             with quiet_transformers():
-                self.apply = loaders[modality].from_pretrained(source.path)
+                self.apply = loaders[modality].from_pretrained(path)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             files = "tokenizer.json or vocab files" if modality == "text" else "preprocessor_config.json"
             raise CheckpointError(
-                f"{source.id} has no usable {_WORDS[modality]}, and guessing its preprocessing would be wrong: add "
+                f"{identifier} has no usable {_WORDS[modality]}, and guessing its preprocessing would be wrong: add "
                 f"its {files} ({str(error).strip().splitlines()[0]})."
             ) from None
         self.sampling_rate: int | None = getattr(self.apply, "sampling_rate", None)
 
-
-class SampleFeed:
-    """Model inputs of a sample set, one sample at a time, prepared again on every iteration.
-
-    One sample a batch: padding never enters a statistic, and memory does not depend on the number of samples.
-
-    Attributes:
-        truncated: Samples that were longer than the model takes.
-
-    Args:
-        samples: The samples.
-        processor: The checkpoint's preprocessing.
-        model: The model, for its device, dtype, longest sequence and decoder.
-    """
-
-    def __init__(self, samples: SampleSet, processor: Processor, model: nn.Module) -> None:
-        self.samples = samples
-        self.processor = processor
-        self.truncated: set[str] = set()
-        self._model = model
-        self._transcripts: dict[str, Tensor] = {}
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for sample in self.samples:
-            yield self._prepare(sample)
-
     def method(self, model: nn.Module) -> str:
-        """The call that takes these samples: the whole model, or one tower of a two-tower model."""
-        if len(modalities(type(model))) > 1:
-            return {"image": "get_image_features", "text": "get_text_features"}[self.processor.modality]
-        return "forward"
+        """The model's forward, or the features of one tower of a two-tower model."""
+        return _METHODS[self.modality] if len(modalities(type(model))) > 1 else "forward"
 
-    @torch.no_grad()
-    def run(self, model: nn.Module, batch: dict[str, Any]) -> Any:
-        """Run the model on one batch."""
-        method = self.method(model)
-        return model(**batch) if method == "forward" else getattr(model, method)(**batch)
+    def towers(self, model: nn.Module) -> set[str] | None:
+        """One tower of a two-tower model; else all of it."""
+        return {_TOWERS[self.modality]} if len(modalities(type(model))) > 1 else None
 
-    def towers(self) -> set[str] | None:
-        """The towers that these samples reach, or None where they reach all of the model."""
-        if len(modalities(type(self._model))) > 1:
-            return {{"image": "vision", "text": "text"}[self.processor.modality]}
-        return None
+    def prepare(self, sample: Sample, model: nn.Module) -> Batch:
+        """Turn a sample into keyword arguments of the model."""
+        if self.modality == "image":
+            return dict(self.apply(images=sample.value, return_tensors="pt"))
+        return self._text(sample, model) if self.modality == "text" else self._audio(sample, model)
 
-    def _prepare(self, sample: Sample) -> dict[str, Any]:
-        batch: dict[str, Any] = {"image": self._image, "text": self._text, "audio": self._audio}[
-            self.processor.modality
-        ](sample)
-        device, dtype = _device_dtype(self._model)
-        return {
-            key: value.to(device, dtype if value.is_floating_point() else None) if isinstance(value, Tensor) else value
-            for key, value in batch.items()
-        }
-
-    def _image(self, sample: Sample) -> dict[str, Any]:
-        return dict(self.processor.apply(images=sample.value, return_tensors="pt"))
-
-    def _text(self, sample: Sample) -> dict[str, Any]:
-        longest = longest_text(self._model, self.processor.apply)
-        batch = dict(self.processor.apply(sample.value, return_tensors="pt", verbose=False))
+    def _text(self, sample: Sample, model: nn.Module) -> Batch:
+        longest = longest_text(model, self.apply)
+        batch = dict(self.apply(sample.value, return_tensors="pt", verbose=False))
         if batch["input_ids"].shape[1] > longest:
             self.truncated.add(sample.id)
-            batch = dict(
-                self.processor.apply(sample.value, return_tensors="pt", truncation=True, max_length=longest)
-            )
+            batch = dict(self.apply(sample.value, return_tensors="pt", truncation=True, max_length=longest))
         return batch
 
-    def _audio(self, sample: Sample) -> dict[str, Any]:
-        rate = self.processor.sampling_rate
-        batch = dict(self.processor.apply(sample.value, sampling_rate=rate, return_tensors="pt"))
-        limit = getattr(self.processor.apply, "n_samples", None)
+    def _audio(self, sample: Sample, model: Any) -> Batch:
+        batch = dict(self.apply(sample.value, sampling_rate=self.sampling_rate, return_tensors="pt"))
+        limit = getattr(self.apply, "n_samples", None)
         if limit is not None and isinstance(sample.value, np.ndarray) and len(sample.value) > limit:
             self.truncated.add(sample.id)
-        if getattr(self._model.config, "is_encoder_decoder", False):
-            batch["decoder_input_ids"] = self._transcript(sample, batch)
+        if getattr(model.config, "is_encoder_decoder", False):
+            batch["decoder_input_ids"] = self._transcript(sample, batch, model)
         return batch
 
     @torch.no_grad()
-    def _transcript(self, sample: Sample, batch: dict[str, Any]) -> Tensor:
+    def _transcript(self, sample: Sample, batch: Batch, model: Any) -> Tensor:
         """The original model's own transcript: what its decoder sees in use, without labels."""
-        model: Any = self._model
         if sample.id not in self._transcripts:
-            device, dtype = _device_dtype(self._model)
-            features = next(iter(batch.values())).to(device, dtype)
-            if hasattr(model, "generate") and model.can_generate():
+            features = place(next(iter(batch.values())), next(model.parameters()))
+            if model.can_generate():
                 with quiet_transformers():
                     tokens = model.generate(features, max_new_tokens=DECODER_TOKENS, do_sample=False)
             else:
                 tokens = torch.tensor([[model.config.decoder_start_token_id]])
             self._transcripts[sample.id] = tokens.cpu()
         return self._transcripts[sample.id]
-
-
-def _device_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    parameter = next(model.parameters())
-    return parameter.device, parameter.dtype
 
 
 def longest_text(model: nn.Module, tokenizer: Any) -> int:

@@ -69,9 +69,7 @@ def prefix_tokens(model: nn.Module, name: str) -> int | None:
         if isinstance(getattr(embeddings, "detection_tokens", None), Tensor):
             return None  # behind the patches
         names = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
-        tokens = [
-            token for token in (getattr(embeddings, n, None) for n in names) if isinstance(token, Tensor)
-        ]
+        tokens = [token for token in (getattr(embeddings, n, None) for n in names) if isinstance(token, Tensor)]
         return sum(token.shape[1] if token.dim() == 3 else 1 for token in tokens)
     return None
 
@@ -107,9 +105,7 @@ def _projects(module: nn.Module) -> bool:
 def _heads(module: nn.Module) -> tuple[int, int]:
     """Number of heads and channels per head; modules that name only one of them have the query's width."""
     heads = _first(module, "num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
-    head_dim = _first(
-        module, "head_dim", "attention_head_size", "head_size", "dim_head", "key_value_proj_dim"
-    )
+    head_dim = _first(module, "head_dim", "attention_head_size", "head_size", "dim_head", "key_value_proj_dim")
     if heads is None:
         heads = max(_query_width(module) // head_dim, 1) if head_dim else 1
     return heads, head_dim or _query_width(module) // heads
@@ -147,8 +143,9 @@ def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
         return "has no config of its own, which the attention interface dispatches on"
     if (getattr(module, "num_key_value_groups", None) or 1) > 1:
         return "grouped-query attention"
-    if getattr(module, "sinks", None) is not None:
-        return "attention sinks"
+    for attribute, reason in (("sinks", "attention sinks"), ("attn_logit_softcapping", "soft cap on the logits")):
+        if getattr(module, attribute, None) is not None:
+            return reason
     return None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.source import Source, resolve
+from latte_convert.adapters.checkpoint import resolve
 from latte_convert.artifact.manifest import Manifest, SiteRecord, read_manifest
 from latte_convert.artifact.tensors import is_ours
 from latte_convert.errors import CheckpointError, IntegrityError
@@ -33,29 +33,25 @@ def load(directory: str | Path, *, device: str = "cpu", trust_remote_code: bool 
         CheckpointError: There is no such directory, or the original in it cannot be loaded.
     """
     from latte_convert.adapters import find_adapter
-    from latte_convert.adapters.hf_load import instantiate, model_class, read_tensors
 
     path = Path(directory).expanduser()
     if not path.is_dir():
         raise CheckpointError(f"there is no artifact at '{directory}'.")
     manifest = read_manifest(path)
     try:
-        source = resolve(path)
-        tensors = read_tensors(source)
+        source = resolve(path, trust_remote_code=trust_remote_code)
+        tensors = source.read_tensors()
     except CheckpointError as error:
         raise IntegrityError(str(error)) from None
     ours = {key: tensor for key, tensor in tensors.items() if is_ours(key)}
     kernels = build_kernels(manifest, ours)
-    cls, config = model_class(source, trust_remote_code=trust_remote_code)
-    if cls.__name__ != manifest.source.model_class:
+    if source.model_class != manifest.source.model_class:
         raise IntegrityError(
-            f"{path}: config.json gives {cls.__name__}, the manifest says {manifest.source.model_class}; one of them "
-            "was changed."
+            f"{path}: config.json gives {source.model_class}, the manifest says {manifest.source.model_class}; "
+            "one of them was changed."
         )
     try:
-        model, unexpected = instantiate(
-            cls, config, {key: t for key, t in tensors.items() if key not in ours}, origin=str(path)
-        )
+        model, unexpected = source.instantiate({key: t for key, t in tensors.items() if key not in ours})
     except CheckpointError as error:
         raise IntegrityError(str(error)) from None
     strange = sorted(set(unexpected) - set(manifest.source.unexpected_keys))
@@ -63,11 +59,6 @@ def load(directory: str | Path, *, device: str = "cpu", trust_remote_code: bool 
         raise IntegrityError(f"{path} holds tensors that the model does not know: {', '.join(strange[:5])}.")
     apply(model, find_adapter(model), kernels, min_tokens=manifest.min_tokens)
     return model.to(device)
-
-
-def original_tensors(source: Source, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The source's own tensors: all of them, or without ours where the source is an artifact."""
-    return {key: tensor for key, tensor in tensors.items() if not (source.is_artifact and is_ours(key))}
 
 
 def build_kernels(manifest: Manifest, tensors: Mapping[str, Tensor]) -> dict[str, Kernel]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from latte_convert.adapters.source import MANIFEST
+from latte_convert.adapters.checkpoint import MANIFEST
 from latte_convert.errors import IntegrityError
 
 MANIFEST_VERSION = 1

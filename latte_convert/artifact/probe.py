@@ -12,7 +12,7 @@ from latte_convert.errors import IntegrityError
 from latte_convert.evaluation.fidelity import PRIMARY, named_outputs
 
 if TYPE_CHECKING:
-    from latte_convert.calibration.pipeline import Feed
+    from latte_convert.calibration.feed import Feed
 
 SEED = 20261130
 VALUES = 64

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from latte_convert.adapters.source import MANIFEST, Source, resolve
+from latte_convert.adapters.checkpoint import MANIFEST, Checkpoint, resolve
 from latte_convert.artifact.files import atomic_directory, check_target, sha256_file, write_json
 from latte_convert.artifact.manifest import CalibrationRecord, Manifest, SiteRecord, SourceRecord
 from latte_convert.artifact.probe import record_probe
@@ -38,12 +38,9 @@ def save_artifact(result: Result, out: Path, *, overwrite: bool = False) -> Path
     Raises:
         OutputError: ``out`` exists and ``overwrite`` is off, or it cannot be written.
     """
-    from latte_convert.adapters.hf_load import read_tensors
-    from latte_convert.artifact.load import original_tensors
-
     check_target(out, overwrite=overwrite)
     with _source_of(result) as source:
-        originals = original_tensors(source, read_tensors(source))
+        originals = source.original_tensors()
         ours = kernel_tensors(result.model)
         size = sum(t.numel() * t.element_size() for t in (*originals.values(), *ours.values()))
         check_target(out, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20))
@@ -57,7 +54,7 @@ def save_artifact(result: Result, out: Path, *, overwrite: bool = False) -> Path
     return out
 
 
-def copy_sidecars(source: Source, directory: Path) -> list[str]:
+def copy_sidecars(source: Checkpoint, directory: Path) -> list[str]:
     """Copy the small files of a checkpoint byte for byte; returns their names."""
     names = source.sidecars()
     for name in names:
@@ -72,7 +69,7 @@ def kernel_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _source_of(result: Result) -> Iterator[Source]:
+def _source_of(result: Result) -> Iterator[Checkpoint]:
     """The checkpoint on disk; a model given in memory is written to a temporary one first."""
     if result.job.source is not None:
         yield result.job.source
@@ -85,7 +82,7 @@ def _source_of(result: Result) -> Iterator[Source]:
 
 
 def _manifest(
-    result: Result, source: Source, originals: dict[str, Tensor], directory: Path, files: list[str]
+    result: Result, source: Checkpoint, originals: dict[str, Tensor], directory: Path, files: list[str]
 ) -> Manifest:
     report, job = result.report, result.job
     return Manifest(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from latte_convert.adapters.source import MANIFEST, resolve
+from latte_convert.adapters.checkpoint import MANIFEST, resolve
 from latte_convert.artifact.files import atomic_directory, check_target, sha256_file
-from latte_convert.artifact.load import load, original_tensors
+from latte_convert.artifact.load import load
 from latte_convert.artifact.manifest import Manifest, read_manifest
 from latte_convert.artifact.probe import probe_difference
 from latte_convert.artifact.save import copy_sidecars
@@ -101,11 +101,8 @@ def _check_files(path: Path, manifest: Manifest) -> None:
 
 
 def _originals(path: Path, manifest: Manifest) -> dict[str, Tensor]:
-    from latte_convert.adapters.hf_load import read_tensors
-
     try:
-        source = resolve(path)
-        tensors = original_tensors(source, read_tensors(source))
+        tensors = resolve(path).original_tensors()
     except CheckpointError as error:
         raise IntegrityError(str(error)) from None
     if digest(tensors) != manifest.source.tensors_sha256:

@@ -39,8 +39,9 @@ ROWS = 128
 """Queries of a sample that the grids are evaluated on; the closed form for sigma sees all of them."""
 EPS = 1e-6
 """Added to the norms of features, as in the kernel."""
-RIDGE = 1e-3
-"""Shrinkage of sigma toward 1, relative to the mean curvature: keeps unused channels at 1."""
+RIDGE = 0.01
+"""Shrinkage of sigma toward 1, relative to the mean curvature. Unregularised, sigma runs to -7 and 8 on
+DINOv2-S; on held-out samples of it and of MiniLM a little shrinkage costs nothing."""
 
 
 @dataclass(frozen=True)

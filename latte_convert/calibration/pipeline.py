@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from latte_convert.adapters.base import Adapter, AttentionCall, AttentionSite, Handler
 from latte_convert.calibration.capture import routed
+from latte_convert.calibration.feed import Feed
 from latte_convert.calibration.fit import Fit, LatteFit
 from latte_convert.errors import CheckpointError
 from latte_convert.kernels.base import Kernel
 from latte_convert.recipe import Recipe
 from latte_convert.rewrite.apply import apply
-
-Batch = dict[str, Any]
-
-
-class Feed(Protocol):
-    """Model inputs that can be iterated again and again, one sample at a time."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-    def run(self, model: nn.Module, batch: Batch) -> Any:
-        """Run the model on one batch, without gradients."""
-
-    def method(self, model: nn.Module) -> str:
-        """Name of the model's method that ``run`` calls."""
-
 
 Progress = Callable[[str, int], Callable[[], None]]
 """``progress(title, total)`` opens a step and returns a function that advances it by one."""
@@ -141,32 +123,6 @@ def recalibrate(
         if (kernel := fits[site.name].kernel) is not None:
             kernels[site.name] = kernel
     return fits
-
-
-class BatchFeed:
-    """Ready-made batches of keyword arguments, for models that are already in memory.
-
-    Args:
-        batches: Dictionaries of tensors; give each sample its own, so that padding enters no statistic.
-    """
-
-    def __init__(self, batches: Iterable[Batch]) -> None:
-        self.batches = list(batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self.batches)
-
-    @torch.no_grad()
-    def run(self, model: nn.Module, batch: Batch) -> Any:
-        """Run the model on one batch."""
-        return model(**batch)
-
-    def method(self, _model: nn.Module) -> str:
-        """The model's own forward."""
-        return "forward"
 
 
 def execution_order(model: nn.Module, adapter: Adapter, sites: Iterable[str], feed: Feed) -> list[str]:

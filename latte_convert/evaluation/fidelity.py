@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from latte_convert.adapters.base import Adapter, AttentionCall, AttentionSite, enclosing_block
 from latte_convert.calibration.capture import outputs_of, routed
-from latte_convert.calibration.pipeline import Feed, Progress, require_calls, silent
+from latte_convert.calibration.feed import Feed
+from latte_convert.calibration.pipeline import Progress, require_calls, silent
 from latte_convert.evaluation.compare import Agreement
 from latte_convert.kernels.base import Kernel
 from latte_convert.rewrite.apply import apply

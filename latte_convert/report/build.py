@@ -10,6 +10,7 @@ import torch
 
 from latte_convert.adapters import AttentionSite
 from latte_convert.bench.flops import attention_flops
+from latte_convert.calibration.feed import SampleFeed
 from latte_convert.evaluation.compare import Agreement
 from latte_convert.kernels.latte import LatteKernel
 from latte_convert.report.schema import (
@@ -72,7 +73,8 @@ def _calibration(job: Job) -> CalibrationReport:
     samples = job.samples
     truncated: set[str] = set()
     for feed in (job.fitting, job.holdout):
-        truncated |= getattr(feed, "truncated", set())
+        if isinstance(feed, SampleFeed):
+            truncated |= feed.processor.truncated
     return CalibrationReport(
         source=samples.source if samples else "ready batches",
         modality=samples.modality if samples else "tensors",

@@ -32,9 +32,7 @@ def test_output_attentions_of_a_hybrid() -> None:
     model, converted = build("bert", "eager"), "encoder.layer.1.attention.self"
     given: dict[str, Any] = {}
     for name in (SITE, converted):
-        model.get_submodule(name).register_forward_hook(
-            lambda *args, name=name: given.update({name: args[2][1]})
-        )
+        model.get_submodule(name).register_forward_hook(lambda *args, name=name: given.update({name: args[2][1]}))
     with torch.no_grad():
         original = model(**text(), output_attentions=True)
         apply(model, ADAPTER, latte_kernels(model, [converted]))
@@ -80,9 +78,7 @@ def test_a_converted_site_with_an_obstacle_names_itself() -> None:
     model = build("bert")
     apply(model, ADAPTER, latte_kernels(model))
     window = torch.ones(12, 12, dtype=torch.bool).tril(2).triu(-2)[None, None].expand(2, 1, 12, 12)
-    with pytest.raises(
-        CheckpointError, match=rf"{SITE}: the attention mask is not key padding .*exclude this site"
-    ):
+    with pytest.raises(CheckpointError, match=rf"{SITE}: the attention mask is not key padding .*exclude this site"):
         model(input_ids=text()["input_ids"], attention_mask=window)
 
 

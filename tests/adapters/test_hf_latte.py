@@ -1,4 +1,4 @@
-"""Models with LATTE sites keep their promises: padding, batches, causality, dtypes, compilation, gradients."""
+"""Models with LATTE keep their promises: padding, batches, causality, dtypes, compilation, gradients."""
 
 from __future__ import annotations
 
@@ -157,9 +157,7 @@ def test_compiled_gradients_equal_eager_ones() -> None:
     model, _ = _hybrid("dinov2")
     model(**pixels()).last_hidden_state.square().sum().backward()
     expected = {
-        name: parameter.grad.clone()
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
     }
     model.zero_grad()
     torch.compile(model, backend="aot_eager")(**pixels()).last_hidden_state.square().sum().backward()

@@ -169,13 +169,9 @@ def test_an_expanded_mask_is_read_through_one_row(additive: bool) -> None:
     causal=st.booleans(),
     additive=st.booleans(),
 )
-def test_whatever_the_padding_it_comes_back(
-    lengths: list[int], left: bool, causal: bool, additive: bool
-) -> None:
+def test_whatever_the_padding_it_comes_back(lengths: list[int], left: bool, causal: bool, additive: bool) -> None:
     size = 6
-    padding = torch.tensor(
-        [[(size - 1 - j if left else j) < length for j in range(size)] for length in lengths]
-    )
+    padding = torch.tensor([[(size - 1 - j if left else j) < length for j in range(size)] for length in lengths])
     mask = padding[:, None, None, :].expand(-1, 1, size, size)
     if causal:
         mask = mask & torch.ones(size, size, dtype=torch.bool).tril()

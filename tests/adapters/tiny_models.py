@@ -387,9 +387,7 @@ FAMILIES: tuple[Family, ...] = (
         ),
     ),
     Family("clip", _clip, lambda: {**text(), **pixels()}, _towers("encoder.", causal_text=True)),
-    Family(
-        "siglip", _siglip, lambda: {**text(), **pixels()}, (*_towers("encoder.", causal_text=False), _probe())
-    ),
+    Family("siglip", _siglip, lambda: {**text(), **pixels()}, (*_towers("encoder.", causal_text=False), _probe())),
     Family("siglip2", _siglip2, _siglip2_inputs, (*_towers("encoder.", causal_text=False), _probe())),
     Family("owlvit", _owlvit, _owlvit_inputs, _towers("encoder.", causal_text=True)),
     Family("detr", _detr, _detr_inputs, _DETR_SITES),
@@ -439,9 +437,7 @@ NOT_CONVERTIBLE: tuple[Family, ...] = (
         lambda: hf.T5Model(hf.T5Config(**_T5)),
         seq2seq,
         (
-            Sites(
-                "encoder.block.*.layer.0.SelfAttention", 2, "encoder", 4, 8, reason="relative-position bias"
-            ),
+            Sites("encoder.block.*.layer.0.SelfAttention", 2, "encoder", 4, 8, reason="relative-position bias"),
             Sites(
                 "decoder.block.*.layer.0.SelfAttention",
                 2,
@@ -487,6 +483,15 @@ NOT_CONVERTIBLE: tuple[Family, ...] = (
         lambda: hf.Qwen2Model(hf.Qwen2Config(**_GQA)),
         text,
         (Sites("layers.*.self_attn", 2, "text", 4, 8, causal=True, reason="grouped-query"),),
+    ),
+    Family(
+        "gemma2",
+        lambda: hf.Gemma2Model(hf.Gemma2Config(**{**_GQA, "num_key_value_heads": 4}, head_dim=8, sliding_window=4)),
+        text,
+        (
+            Sites("layers.0.self_attn", 1, "text", 4, 8, causal=True, reason="windowed"),
+            Sites("layers.1.self_attn", 1, "text", 4, 8, causal=True, reason="soft cap"),
+        ),
     ),
 )
 

@@ -4,37 +4,89 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from latte_convert.errors import CheckpointError, nearest
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from latte_convert.calibration.data import Modality
+    from latte_convert.calibration.feed import Processor
+
 MANIFEST = "latte.json"
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 # The last pattern is for sub-configurations such as 1_Pooling/config.json.
-_SIDECARS = ("*.json", "*.txt", "*.model", "*.spm", "*.tiktoken", "*.jinja", "*.py", "LICENSE*", "NOTICE*",
-             "*/*.json")  # fmt: skip
+_SIDECARS = ("*.json", "*.txt", "*.model", "*.spm", "*.tiktoken", "*.jinja", "*.py", "LICENSE*", "NOTICE*", "*/*.json")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf")
 
 
-@dataclass(frozen=True)
-class Source:
-    """A resolved checkpoint of a Transformers model.
+class Checkpoint(ABC):
+    """A resolved checkpoint: where it is and what it holds. One subclass a library.
 
     Attributes:
+        library: Name of the library that its class comes from.
         id: What the user called it: a Hub id, or the absolute path.
         path: Its local directory.
         weights: The weight files, safetensors unless a pickle was allowed.
         revision: Commit of the Hub snapshot, or None.
-        config: The contents of ``config.json``.
+        trust_remote_code: Whether Python code of the checkpoint may run.
     """
 
-    id: str
-    path: Path
-    weights: tuple[Path, ...]
-    revision: str | None
-    config: dict[str, Any]
+    library: ClassVar[str]
+
+    def __init__(
+        self,
+        identifier: str,
+        path: Path,
+        weights: tuple[Path, ...],
+        *,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.id = identifier
+        self.path = path
+        self.weights = weights
+        self.revision = revision
+        self.trust_remote_code = trust_remote_code
+
+    @property
+    @abstractmethod
+    def model_class(self) -> str:
+        """Name of the class it loads into.
+
+        Raises:
+            CheckpointError: The library does not know it.
+        """
+
+    @property
+    @abstractmethod
+    def modalities(self) -> tuple[Modality, ...]:
+        """What kinds of samples the model takes, the main one first."""
+
+    @abstractmethod
+    def processor(self, modality: Modality) -> Processor:
+        """The checkpoint's own preprocessing.
+
+        Raises:
+            CheckpointError: The checkpoint does not say how its inputs are prepared.
+        """
+
+    @abstractmethod
+    def instantiate(self, tensors: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
+        """Build the library's own class from tensors, strictly.
+
+        Args:
+            tensors: The checkpoint's tensors, under the checkpoint's keys.
+
+        Returns:
+            The model in eval mode, and the keys it has no place for.
+
+        Raises:
+            CheckpointError: A tensor is missing or has the wrong shape; it would be random.
+        """
 
     @property
     def is_artifact(self) -> bool:
@@ -43,25 +95,54 @@ class Source:
 
     def sidecars(self) -> list[str]:
         """Small files that belong to the checkpoint, relative to it: configuration, tokenizer, processor, licence."""
-        ours = {MANIFEST, "report.json", _INDEX, "pytorch_model.bin.index.json"}
+        ours = {MANIFEST, "report.json", INDEX, "pytorch_model.bin.index.json"}
         found = {path for pattern in _SIDECARS for path in self.path.glob(pattern) if path.is_file()}
         return sorted(path.relative_to(self.path).as_posix() for path in found if path.name not in ours)
 
+    def read_tensors(self) -> dict[str, Tensor]:
+        """All tensors under their own keys, ours included where it is an artifact; files are memory-mapped.
 
-def resolve(model: str | Path, *, revision: str | None = None, allow_pickle: bool = False) -> Source:
+        Raises:
+            CheckpointError: A file is damaged.
+        """
+        tensors: dict[str, Tensor] = {}
+        for file in self.weights:
+            tensors.update(_read_file(file))
+        return tensors
+
+    def original_tensors(self) -> dict[str, Tensor]:
+        """The source's own tensors: all of them, or without ours where it is an artifact.
+
+        Raises:
+            CheckpointError: A file is damaged.
+        """
+        from latte_convert.artifact.tensors import is_ours
+
+        return {key: t for key, t in self.read_tensors().items() if not (self.is_artifact and is_ours(key))}
+
+
+def resolve(
+    model: str | Path,
+    *,
+    revision: str | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> Checkpoint:
     """Find a checkpoint. An existing path always wins over a Hub id.
 
     Args:
         model: A directory, a ``.safetensors`` file inside one, or a Hub id.
         revision: Branch, tag or commit of a Hub model.
         allow_pickle: Accept ``pytorch_model.bin`` where there is no safetensors file.
+        trust_remote_code: Run Python code that comes with the checkpoint.
 
     Raises:
         CheckpointError: There is no such model, or it has no usable weights or configuration.
     """
     path = Path(model).expanduser()
     if path.exists():
-        return _local(str(path.resolve()), path.resolve(), None, allow_pickle)
+        found = path.resolve()
+        return _local(str(found), found, None, allow_pickle, trust_remote_code)
     text = str(model)
     if text.partition(":")[0] in ("timm", "open_clip"):
         raise CheckpointError(
@@ -71,14 +152,15 @@ def resolve(model: str | Path, *, revision: str | None = None, allow_pickle: boo
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         where = f" in {path.parent}" if siblings else ""
         raise CheckpointError(f"there is no model at '{text}' ({nearest(path.name, siblings)}{where}).")
-    return _hub(text, revision, allow_pickle)
+    local = _download(text, revision, allow_pickle)
+    return _local(text, local, local.name, allow_pickle, trust_remote_code)
 
 
 def _looks_like_path(text: str) -> bool:
     return text.startswith((".", "/", "~", os.sep)) or text.endswith(("/", os.sep, *_WEIGHTS)) or text.count("/") > 1
 
 
-def _hub(repo: str, revision: str | None, allow_pickle: bool) -> Source:
+def _download(repo: str, revision: str | None, allow_pickle: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -96,11 +178,14 @@ def _hub(repo: str, revision: str | None, allow_pickle: bool) -> Source:
     except (HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"'{repo}' cannot be fetched from the Hub: {reason}") from None
-    path = Path(local)
-    return _local(repo, path, path.name, allow_pickle)
+    return Path(local)
 
 
-def _local(identifier: str, path: Path, revision: str | None, allow_pickle: bool) -> Source:
+def _local(
+    identifier: str, path: Path, revision: str | None, allow_pickle: bool, trust_remote_code: bool
+) -> Checkpoint:
+    from latte_convert.adapters.hf_checkpoint import HFCheckpoint
+
     file = None
     if path.is_file():
         file, path = path, path.parent
@@ -108,7 +193,9 @@ def _local(identifier: str, path: Path, revision: str | None, allow_pickle: bool
     weights = (file,) if file is not None else _weight_files(path, allow_pickle)
     if file is not None and file.suffix != ".safetensors" and not allow_pickle:
         raise CheckpointError(f"{file} is not a safetensors file. Pickles are read only with --allow-pickle.")
-    return Source(identifier, path, weights, revision, config)
+    return HFCheckpoint(
+        identifier, path, weights, config=config, revision=revision, trust_remote_code=trust_remote_code
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -131,11 +218,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _weight_files(path: Path, allow_pickle: bool) -> tuple[Path, ...]:
-    if (path / _INDEX).is_file():
-        shards = sorted(set(read_json(path / _INDEX).get("weight_map", {}).values()))
+    if (path / INDEX).is_file():
+        shards = sorted(set(read_json(path / INDEX).get("weight_map", {}).values()))
         missing = [name for name in shards if not (path / name).is_file()]
         if missing or not shards:
-            raise CheckpointError(f"{path / _INDEX} names shards that are not there: {', '.join(missing) or 'none'}.")
+            raise CheckpointError(f"{path / INDEX} names shards that are not there: {', '.join(missing) or 'none'}.")
         return tuple(path / name for name in shards)
     if (path / "model.safetensors").is_file():
         return (path / "model.safetensors",)
@@ -150,3 +237,18 @@ def _weight_files(path: Path, allow_pickle: bool) -> tuple[Path, ...]:
     others = sorted(p.name for p in path.iterdir() if p.suffix in _WEIGHTS)
     found = f"; it has {', '.join(others[:3])}" if others else ""
     raise CheckpointError(f"{path} has no model.safetensors{found}. Give a directory with weights in it.")
+
+
+def _read_file(file: Path) -> dict[str, Tensor]:
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        return dict(torch.load(file, map_location="cpu", weights_only=True))
+    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
+        raise CheckpointError(f"{file} is damaged or is not a weight file: {error}") from None
+    except Exception as error:  # unpickling errors share no base class
+        raise CheckpointError(f"{file} cannot be read with weights-only unpickling: {error}") from None

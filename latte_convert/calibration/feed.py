@@ -1,0 +1,119 @@
+"""Model inputs, one sample at a time: padding never enters a statistic, and memory does not depend on their number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from latte_convert.calibration.data import Modality, Sample, SampleSet
+
+Batch = dict[str, Any]
+"""Keyword arguments of a model."""
+
+
+class Processor(Protocol):
+    """A checkpoint's own preprocessing for one modality.
+
+    Attributes:
+        modality: What the samples are.
+        sampling_rate: Of the waveforms it takes, in Hz; None where it takes none.
+        truncated: Ids of the samples that were longer than the model takes.
+    """
+
+    modality: Modality
+    sampling_rate: int | None
+    truncated: set[str]
+
+    def prepare(self, sample: Sample, model: nn.Module) -> Batch:
+        """Turn a sample into the keyword arguments of ``model``, batch size 1, on the CPU."""
+
+    def method(self, model: nn.Module) -> str:
+        """The method that takes these samples: ``forward``, or that of one tower."""
+
+    def towers(self, model: nn.Module) -> set[str] | None:
+        """The towers that these samples reach, or None where they reach all of the model."""
+
+
+class Feed(Protocol):
+    """Model inputs that can be iterated again and again."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def run(self, model: nn.Module, batch: Batch) -> Any:
+        """Run the model on one batch, without gradients."""
+
+    def method(self, model: nn.Module) -> str:
+        """Name of the model's method that ``run`` calls."""
+
+
+class BatchFeed:
+    """Ready-made batches of keyword arguments, for models that are already in memory.
+
+    Args:
+        batches: Dictionaries of tensors; give each sample its own, so that padding enters no statistic.
+    """
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self.batches = list(batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.batches)
+
+    @torch.no_grad()
+    def run(self, model: nn.Module, batch: Batch) -> Any:
+        """Run the model on one batch."""
+        return model(**batch)
+
+    def method(self, _model: nn.Module) -> str:
+        """The model's own forward."""
+        return "forward"
+
+
+class SampleFeed:
+    """Inputs of a sample set, decoded and prepared again on every iteration.
+
+    Args:
+        samples: The samples.
+        processor: The checkpoint's preprocessing.
+        model: The model, for its device and dtype.
+    """
+
+    def __init__(self, samples: SampleSet, processor: Processor, model: nn.Module) -> None:
+        self.samples = samples
+        self.processor = processor
+        self._model = model
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __iter__(self) -> Iterator[Batch]:
+        parameter = next(self._model.parameters())
+        for sample in self.samples:
+            batch = self.processor.prepare(sample, self._model)
+            yield {key: place(value, parameter) for key, value in batch.items()}
+
+    @torch.no_grad()
+    def run(self, model: nn.Module, batch: Batch) -> Any:
+        """Run the model, or the one tower that takes these samples, on one batch."""
+        method = self.method(model)
+        return model(**batch) if method == "forward" else getattr(model, method)(**batch)
+
+    def method(self, model: nn.Module) -> str:
+        """The method that takes these samples."""
+        return self.processor.method(model)
+
+
+def place(value: Any, like: Tensor) -> Any:
+    """Move a tensor to the device of ``like``, and to its dtype where it is floating point."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(like.device, like.dtype if value.is_floating_point() else None)
