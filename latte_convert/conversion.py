@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from latte_convert.adapters import AttentionSite, find_adapter
-from latte_convert.calibration.feed import BatchFeed, Feed, SampleFeed
-from latte_convert.calibration.fit import Fit
 from latte_convert.calibration.pipeline import (
     Progress,
     calibrate,
@@ -26,63 +21,21 @@ from latte_convert.calibration.pipeline import (
     recalibrate,
     silent,
 )
-from latte_convert.errors import CheckpointError, DataError, GateError
-from latte_convert.evaluation.fidelity import Fidelity, measure
-from latte_convert.kernels.base import Kernel
+from latte_convert.errors import CheckpointError, GateError
+from latte_convert.evaluation.fidelity import measure
+from latte_convert.job import Job, Samples, prepare
 from latte_convert.recipe import Recipe
 from latte_convert.report.build import build_report
 from latte_convert.report.schema import Report
 from latte_convert.rewrite.apply import apply
 from latte_convert.rewrite.plan import Plan
-from latte_convert.selection.policy import restrict, select
-from latte_convert.selection.scores import Score, paper_scores
+from latte_convert.selection.policy import select
+from latte_convert.selection.scores import paper_scores
 
 if TYPE_CHECKING:
-    from latte_convert.adapters.base import Adapter
-    from latte_convert.adapters.checkpoint import Checkpoint
-    from latte_convert.calibration.data import SampleSet
-    from latte_convert.calibration.feed import Processor
+    pass
 
 log = logging.getLogger("latte_convert")
-
-
-@dataclass
-class Job:
-    """What a conversion knows so far. Each stage fills in its part."""
-
-    model: nn.Module
-    adapter: Adapter
-    recipe: Recipe
-    sites: list[AttentionSite]
-    fitting: Feed
-    holdout: Feed
-    source: Checkpoint | None = None
-    samples: SampleSet | None = None
-    unexpected_keys: tuple[str, ...] = ()
-    fits: dict[str, Fit] = field(default_factory=dict)
-    scores: dict[str, Score] = field(default_factory=dict)
-    plan: Plan | None = None
-    fidelity: Fidelity | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def eligible(self) -> list[AttentionSite]:
-        """Sites that can be converted, in order of the module tree."""
-        return [site for site in self.sites if site.eligible]
-
-    def kernels(self, sites: Iterable[AttentionSite]) -> dict[str, Kernel]:
-        """The fitted kernels of sites, by name."""
-        return {s.name: kernel for s in sites if (kernel := self.fits[s.name].kernel) is not None}
-
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        """Add the wall time of a stage to ``seconds``."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
 
 
 @dataclass
@@ -113,7 +66,7 @@ class Result:
 
 def convert(
     model: str | Path | nn.Module,
-    calib: str | Path | Iterable[dict[str, Any]],
+    calib: Samples | Iterable[dict[str, Any]],
     *,
     recipe: Recipe | None = None,
     device: str = "auto",
@@ -126,8 +79,9 @@ def convert(
 
     Args:
         model: A local directory, a safetensors file, a Hub id, or a loaded model (converted in place).
-        calib: A folder or file of samples or ``hf:NAME``, or an iterable of ready batches (dictionaries of tensors,
-            one sample each), which is what a loaded model takes.
+        calib: A folder or file of samples or ``hf:NAME``; a list of two, images and texts, for a model with a tower
+            for each; or an iterable of ready batches (dictionaries of tensors, one sample each), which is what a
+            loaded model takes.
         recipe: The settings; the default recipe where None.
         device: ``auto``, ``cpu``, ``cuda``, ….
         revision: Branch, tag or commit of a Hub model.
@@ -173,7 +127,7 @@ def convert(
 
 def score(
     model: str | Path | nn.Module,
-    calib: str | Path | Iterable[dict[str, Any]],
+    calib: Samples | Iterable[dict[str, Any]],
     *,
     recipe: Recipe | None = None,
     device: str = "auto",
@@ -200,108 +154,6 @@ def score(
     )
     analyse(job, progress)
     return build_report(job)
-
-
-def prepare(
-    model: str | Path | nn.Module,
-    calib: str | Path | Iterable[dict[str, Any]],
-    recipe: Recipe,
-    *,
-    device: str = "auto",
-    revision: str | None = None,
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
-) -> Job:
-    """Check everything that can be checked, samples first and weights last."""
-    if isinstance(model, nn.Module):
-        return _prepare_loaded(model, calib, recipe)
-    if not isinstance(calib, str | Path):
-        raise DataError("ready batches go with a loaded model; give a folder or file of samples for a checkpoint.")
-    from latte_convert.adapters.checkpoint import resolve
-    from latte_convert.runtime.device import choose_device
-
-    start = time.perf_counter()
-    device = choose_device(device)
-    source = resolve(model, revision=revision, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-    samples, processor = _open_samples(source, calib, recipe)
-    loaded, unexpected = source.instantiate(source.original_tensors())
-    loaded = loaded.to(device)
-    fitting, held = samples.split(max(1, round(len(samples) * recipe.holdout)))
-    feed = SampleFeed(fitting, processor, loaded)
-    job = Job(
-        model=loaded,
-        adapter=find_adapter(loaded),
-        recipe=recipe,
-        sites=[],
-        fitting=feed,
-        samples=samples,
-        holdout=SampleFeed(held, processor, loaded),
-        source=source,
-        unexpected_keys=tuple(unexpected),
-    )
-    if unexpected:
-        job.warnings.append(
-            f"{len(unexpected)} tensors of the checkpoint have no place in {source.model_class} "
-            f"({', '.join(unexpected[:3])}{', …' if len(unexpected) > 3 else ''}); they are kept in the artifact."
-        )
-    job.sites = restrict(_reachable(job.adapter.sites(loaded), processor.towers(loaded)), recipe)
-    job.seconds["load"] = time.perf_counter() - start
-    return job
-
-
-def _prepare_loaded(model: nn.Module, calib: Any, recipe: Recipe) -> Job:
-    if isinstance(calib, str | Path):
-        raise DataError(
-            "a loaded model has no preprocessing of its own: give an iterable of ready batches, "
-            "or give the checkpoint's directory instead of the model."
-        )
-    adapter = find_adapter(model)
-    batches = list(calib)
-    if len(batches) < recipe.min_samples:
-        raise DataError(f"{len(batches)} batches given, at least {recipe.min_samples} are needed.")
-    held = max(1, round(len(batches) * recipe.holdout))
-    return Job(
-        model=model.eval(),
-        adapter=adapter,
-        recipe=recipe,
-        sites=restrict(adapter.sites(model), recipe),
-        fitting=BatchFeed(batches[:-held]),
-        holdout=BatchFeed(batches[-held:]),
-    )
-
-
-def _open_samples(source: Checkpoint, calib: str | Path, recipe: Recipe) -> tuple[SampleSet, Processor]:
-    """Samples and processor of the first modality that the data has."""
-    from latte_convert.calibration.data import open_samples
-
-    failure: DataError | None = None
-    for kind in source.modalities:
-        processor = source.processor(kind)
-        try:
-            samples = open_samples(
-                calib,
-                kind,
-                samples=recipe.samples,
-                seed=recipe.seed,
-                strict=recipe.strict,
-                min_samples=recipe.min_samples,
-                sampling_rate=processor.sampling_rate,
-            )
-        except DataError as error:
-            failure = failure or error
-            continue
-        return samples, processor
-    raise failure or DataError(f"{calib} has no usable sample.")
-
-
-def _reachable(sites: list[AttentionSite], towers: set[str] | None) -> list[AttentionSite]:
-    """Sites of towers that the samples do not reach are not eligible."""
-    return [
-        dataclasses.replace(site, eligible=False, reason=f"the samples do not reach the {site.tower} tower")
-        if towers is not None and site.eligible and site.tower not in towers
-        else site
-        for site in sites
-    ]
 
 
 def analyse(job: Job, progress: Progress = silent) -> Plan:

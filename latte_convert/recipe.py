@@ -25,6 +25,7 @@ class Recipe(BaseModel):
         mse_weight: Weight of the squared error in the paper's score (its lambda).
         ratio: Share of the eligible sites to convert.
         k: Number of sites to convert; takes the place of ``ratio``.
+        towers: Towers to convert (vision, text, audio, encoder, decoder); empty means all.
         include: Patterns of site names; only these are candidates. Empty means all.
         exclude: Patterns of site names that stay exact.
         propagate_error: Refit the chosen sites one after another on the inputs they get from converted ones.
@@ -48,6 +49,7 @@ class Recipe(BaseModel):
     mse_weight: float = Field(10.0, ge=0)
     ratio: float = Field(0.67, ge=0, le=1)
     k: int | None = Field(None, ge=0)
+    towers: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     propagate_error: bool = False

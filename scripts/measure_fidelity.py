@@ -3,9 +3,9 @@
     python scripts/measure_fidelity.py --models DIR --data DIR [--only NAME] [--json FILE] [--markdown FILE]
 
 For DINOv2-S (518 px), MiniLM-L6 and Whisper tiny.en with the default recipe: cosine and relative error of the final
-output on held-out samples with a third, two thirds and all of the eligible sites converted, and for DINOv2 what its user
-sees, the Pearson correlation of the saliency maps. ``--data`` holds ``coco_val128/images``, ``stsb/stsb-en-test.csv`` and
-``an4_windows``. Models are those of ``scripts/fetch_models.py``.
+output on held-out samples with a third, two thirds and all of the eligible sites converted; for DINOv2 also what its
+user sees, the Pearson correlation of the saliency maps. ``--data`` holds ``coco_val128/images``,
+``stsb/stsb-en-test.csv`` and ``an4_windows``. Models are those of ``scripts/fetch_models.py``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from latte_convert.conversion import Job, analyse, prepare
+from latte_convert.conversion import analyse
 from latte_convert.evaluation.fidelity import measure
+from latte_convert.job import Job, prepare
 from latte_convert.recipe import Recipe
 from latte_convert.rewrite.apply import apply
 from latte_convert.selection.policy import select
@@ -88,10 +89,10 @@ def saliency_correlation(job: Job, kernels: Any, decoder: Path) -> float:
 
     run = session(decoder.read_bytes())
     correlations = []
-    for batch in job.holdout:
-        original = saliency(job.model, run, batch["pixel_values"])
+    for inputs in job.holdout:
+        original = saliency(job.model, run, inputs.kwargs["pixel_values"])
         with apply(job.model, job.adapter, kernels):
-            hybrid = saliency(job.model, run, batch["pixel_values"])
+            hybrid = saliency(job.model, run, inputs.kwargs["pixel_values"])
         correlations.append(np.corrcoef(np.ravel(original), np.ravel(hybrid))[0, 1])
     return float(np.mean(correlations))
 
@@ -103,7 +104,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        pearson = f"{row['saliency_pearson']:.2f}" if "saliency_pearson" in row else "–"
+        pearson = f"{row['saliency_pearson']:.2f}" if "saliency_pearson" in row else "-"
         lines.append(
             f"| {row['model']} | {row['sites']} of {row['eligible']} | {row['held_out']} | `{row['output']}` "
             f"| {row['cosine']:.3f} | {row['relative_error']:.3f} | {pearson} |"

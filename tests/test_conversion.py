@@ -32,7 +32,8 @@ def converted(tiny_dino: Path, photos: Path):
 def batches(model: Path, photos: Path, count: int = 3, seed: int = 9) -> list[dict]:
     source = resolve(model)
     loaded = transformers.AutoModel.from_pretrained(model)
-    return list(SampleFeed(open_samples(photos, "image", samples=count, seed=seed), source.processor("image"), loaded))
+    feed = SampleFeed(open_samples(photos, "image", samples=count, seed=seed), source.processor("image"), loaded)
+    return [inputs.kwargs for inputs in feed]
 
 
 def outputs(model, inputs: list[dict]) -> torch.Tensor:
@@ -52,7 +53,7 @@ def test_two_thirds_of_the_sites_most_robust_first(converted):
 
 def test_reported_fidelity_is_that_of_the_hybrid_on_the_held_out_samples(converted, tiny_dino):
     original = transformers.Dinov2Model.from_pretrained(tiny_dino)
-    held = list(converted.job.holdout)
+    held = [inputs.kwargs for inputs in converted.job.holdout]
     a, b = outputs(original, held), outputs(converted.model, held)
     report = converted.report.fidelity
     expected = torch.nn.functional.cosine_similarity(a, b, dim=-1).mean().item()
@@ -66,7 +67,7 @@ def test_reported_fidelity_is_that_of_the_hybrid_on_the_held_out_samples(convert
 
 
 def test_held_out_samples_are_not_in_the_fit(converted):
-    fitted, held = converted.job.fitting.samples.ids, converted.job.holdout.samples.ids
+    fitted, held = (feed.feeds[0].samples.ids for feed in (converted.job.fitting, converted.job.holdout))
     assert len(fitted) == 6
     assert not set(fitted) & set(held)
 

@@ -27,8 +27,8 @@ def round_trip(result, tmp_path: Path, source: Path) -> torch.nn.Module:
 def largest_difference(a: torch.nn.Module, b: torch.nn.Module, feed) -> float:
     return max(
         float((x - y).abs().max())
-        for batch in feed
-        for x, y in zip(a(**batch).to_tuple(), b(**batch).to_tuple(), strict=True)
+        for inputs in feed
+        for x, y in zip(a(**inputs.kwargs).to_tuple(), b(**inputs.kwargs).to_tuple(), strict=True)
         if isinstance(x, torch.Tensor)
     )
 
@@ -78,7 +78,7 @@ def test_whisper_encoder_decoder_and_cross(models_dir, shared_data, tmp_path):
     assert result.report.fidelity.primary == "logits"
     assert result.report.fidelity.outputs["logits"].top1 is not None
     reloaded = round_trip(result, tmp_path, source)
-    features = next(iter(result.job.holdout))["input_features"]
+    features = next(iter(result.job.holdout)).kwargs["input_features"]
     tokens = [model.generate(features, max_new_tokens=12, do_sample=False) for model in (result.model, reloaded)]
     assert torch.equal(*tokens)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -103,20 +103,35 @@ class Adapter(Protocol):
         """The linear layer that reads the attention output, or None where it cannot be told."""
 
 
+_ADAPTERS = (
+    ("transformers", "hf", "HFAdapter"),
+    ("timm", "timm", "TimmAdapter"),
+    ("open_clip", "open_clip", "OpenClipAdapter"),
+    (None, "mha", "TorchAdapter"),
+)
+
+
 def find_adapter(model: nn.Module) -> Adapter:
     """The adapter of the library that ``model`` comes from.
 
     Raises:
         CheckpointError: No adapter knows the model's class.
     """
-    from latte_convert.adapters.hf import HFAdapter
+    from importlib import import_module
+
     from latte_convert.errors import CheckpointError
 
-    if HFAdapter.accepts(model):
-        return HFAdapter()
+    # Library by library, so that a Transformers model does not import timm; the last takes any model that has
+    # torch.nn.MultiheadAttention in it.
+    for library, home, name in _ADAPTERS:
+        if library is None or library in {kind.__module__.partition(".")[0] for kind in type(model).__mro__}:
+            adapter: Any = getattr(import_module(f"latte_convert.adapters.{home}"), name)
+            if adapter.accepts(model):
+                found: Adapter = adapter()
+                return found
     raise CheckpointError(
-        f"{type(model).__module__}.{type(model).__qualname__} is not a model this version can convert: "
-        "it takes transformers.PreTrainedModel subclasses."
+        f"{type(model).__module__}.{type(model).__qualname__} is not a model this version can convert: it takes models "
+        "of transformers, timm and open_clip, and others that use torch.nn.MultiheadAttention."
     )
 
 

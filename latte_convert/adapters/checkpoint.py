@@ -144,10 +144,15 @@ def resolve(
         found = path.resolve()
         return _local(str(found), found, None, allow_pickle, trust_remote_code)
     text = str(model)
-    if text.partition(":")[0] in ("timm", "open_clip"):
-        raise CheckpointError(
-            f"'{text}': this version converts Transformers checkpoints only (a directory or a Hub id)."
-        )
+    scheme, _, name = text.partition(":")
+    if scheme == "timm":
+        from latte_convert.adapters.timm_checkpoint import resolve_timm
+
+        return resolve_timm(name, allow_pickle=allow_pickle)
+    if scheme == "open_clip":
+        from latte_convert.adapters.open_clip_checkpoint import resolve_open_clip
+
+        return resolve_open_clip(name, allow_pickle=allow_pickle)
     if _looks_like_path(text):
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         where = f" in {path.parent}" if siblings else ""
@@ -189,7 +194,15 @@ def _local(
     file = None
     if path.is_file():
         file, path = path, path.parent
+    if (path / "open_clip_config.json").is_file():
+        from latte_convert.adapters.open_clip_checkpoint import resolve_open_clip
+
+        return resolve_open_clip(f"local-dir:{path}", allow_pickle=allow_pickle, identifier=identifier)
     config = read_json(path / "config.json")
+    if "architecture" in config and "model_type" not in config:
+        from latte_convert.adapters.timm_checkpoint import resolve_timm
+
+        return resolve_timm(f"local-dir:{path}", allow_pickle=allow_pickle, identifier=identifier)
     weights = (file,) if file is not None else _weight_files(path, allow_pickle)
     if file is not None and file.suffix != ".safetensors" and not allow_pickle:
         raise CheckpointError(f"{file} is not a safetensors file. Pickles are read only with --allow-pickle.")

@@ -12,7 +12,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from latte_convert.adapters.base import AttentionCall, Handler, TokenLayout

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from latte_convert.artifact.manifest import ProbeRecord
 from latte_convert.errors import IntegrityError
-from latte_convert.evaluation.fidelity import PRIMARY, named_outputs
+from latte_convert.evaluation.fidelity import named_outputs, primary_output
 
 if TYPE_CHECKING:
     from latte_convert.calibration.feed import Feed
@@ -23,9 +23,9 @@ def record_probe(model: nn.Module, feed: Feed) -> ProbeRecord | None:
 
     No sample is stored: floats are normal noise, integers are drawn from the sample's range, masks are ones.
     """
-    batch = next(iter(feed))
-    inputs = {key: _describe(key, value) for key, value in batch.items() if isinstance(value, Tensor)}
-    method = feed.method(model)
+    sample = next(iter(feed))
+    inputs = {key: _describe(key, value) for key, value in sample.kwargs.items()}
+    method = sample.method
     name, output = _run(model, method, inputs, SEED)
     return ProbeRecord(
         seed=SEED,
@@ -57,15 +57,19 @@ def _run(
 ) -> tuple[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
-    batch = {key: _draw(spec, generator).to(device) for key, spec in inputs.items()}
+    batch = {
+        key: spec["value"] if "value" in spec else _draw(spec, generator).to(device) for key, spec in inputs.items()
+    }
     outputs = dict(named_outputs(getattr(model, method)(**batch)))
-    name = wanted or next((name for name in PRIMARY if name in outputs), next(iter(outputs)))
+    name = wanted or primary_output(outputs)
     if name not in outputs:
         raise IntegrityError(f"the model has no output '{name}' any more; it has {', '.join(outputs)}")
     return name, outputs[name].cpu()
 
 
-def _describe(key: str, value: Tensor) -> dict[str, Any]:
+def _describe(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Tensor):
+        return {"value": value}
     spec: dict[str, Any] = {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
     if not value.is_floating_point():
         low, high = int(value.min()), int(value.max())
@@ -73,12 +77,14 @@ def _describe(key: str, value: Tensor) -> dict[str, Any]:
     return spec
 
 
-def _draw(spec: dict[str, Any], generator: torch.Generator) -> Tensor:
+def _draw(spec: dict[str, Any], generator: torch.Generator, device: torch.device) -> Any:
+    if "value" in spec:
+        return spec["value"]
     dtype = getattr(torch, spec["dtype"])
     if "range" in spec:
         low, high = spec["range"]
-        return torch.randint(low, high + 1, spec["shape"], generator=generator).to(dtype)
-    return torch.randn(spec["shape"], generator=generator).to(dtype)
+        return torch.randint(low, high + 1, spec["shape"], generator=generator).to(device, dtype)
+    return torch.randn(spec["shape"], generator=generator).to(device, dtype)
 
 
 def _sample(output: Tensor) -> list[float]:

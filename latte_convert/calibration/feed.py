@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -38,18 +40,33 @@ class Processor(Protocol):
         """The towers that these samples reach, or None where they reach all of the model."""
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """One call of a model.
+
+    Attributes:
+        kwargs: Keyword arguments, batch size 1.
+        method: Method to call: ``forward``, or that of one tower.
+        tower: Name of that tower; empty for the whole model.
+    """
+
+    kwargs: Batch
+    method: str = "forward"
+    tower: str = ""
+
+
 class Feed(Protocol):
     """Model inputs that can be iterated again and again."""
 
     def __len__(self) -> int: ...
 
-    def __iter__(self) -> Iterator[Batch]: ...
+    def __iter__(self) -> Iterator[Inputs]: ...
 
-    def run(self, model: nn.Module, batch: Batch) -> Any:
-        """Run the model on one batch, without gradients."""
 
-    def method(self, model: nn.Module) -> str:
-        """Name of the model's method that ``run`` calls."""
+@torch.no_grad()
+def run(model: nn.Module, inputs: Inputs) -> Any:
+    """Run a model, or one tower of it, without gradients."""
+    return model(**inputs.kwargs) if inputs.method == "forward" else getattr(model, inputs.method)(**inputs.kwargs)
 
 
 class BatchFeed:
@@ -65,17 +82,8 @@ class BatchFeed:
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self.batches)
-
-    @torch.no_grad()
-    def run(self, model: nn.Module, batch: Batch) -> Any:
-        """Run the model on one batch."""
-        return model(**batch)
-
-    def method(self, _model: nn.Module) -> str:
-        """The model's own forward."""
-        return "forward"
+    def __iter__(self) -> Iterator[Inputs]:
+        return map(Inputs, self.batches)
 
 
 class SampleFeed:
@@ -95,21 +103,33 @@ class SampleFeed:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Inputs]:
         parameter = next(self._model.parameters())
+        towers = self.processor.towers(self._model)
         for sample in self.samples:
             batch = self.processor.prepare(sample, self._model)
-            yield {key: place(value, parameter) for key, value in batch.items()}
+            yield Inputs(
+                {key: place(value, parameter) for key, value in batch.items()},
+                self.processor.method(self._model),
+                "+".join(sorted(towers)) if towers is not None else "",
+            )
 
-    @torch.no_grad()
-    def run(self, model: nn.Module, batch: Batch) -> Any:
-        """Run the model, or the one tower that takes these samples, on one batch."""
-        method = self.method(model)
-        return model(**batch) if method == "forward" else getattr(model, method)(**batch)
 
-    def method(self, model: nn.Module) -> str:
-        """The method that takes these samples."""
-        return self.processor.method(model)
+class JoinedFeed:
+    """Several feeds one after another: images for one tower, texts for the other.
+
+    Args:
+        feeds: The feeds.
+    """
+
+    def __init__(self, feeds: Sequence[Feed]) -> None:
+        self.feeds = feeds
+
+    def __len__(self) -> int:
+        return sum(len(feed) for feed in self.feeds)
+
+    def __iter__(self) -> Iterator[Inputs]:
+        return chain.from_iterable(self.feeds)
 
 
 def place(value: Any, like: Tensor) -> Any:

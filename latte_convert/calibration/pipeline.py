@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from latte_convert.adapters.base import Adapter, AttentionCall, AttentionSite, Handler
 from latte_convert.calibration.capture import routed
-from latte_convert.calibration.feed import Feed
+from latte_convert.calibration.feed import Feed, run
 from latte_convert.calibration.fit import Fit, LatteFit
 from latte_convert.errors import CheckpointError
 from latte_convert.kernels.base import Kernel
@@ -76,8 +76,8 @@ def calibrate(
     for _ in range(passes):
         recorders = {name: _Recorder(fit) for name, fit in fits.items()}
         with routed(model, adapter, recorders):
-            for batch in feed:
-                feed.run(model, batch)
+            for inputs in feed:
+                run(model, inputs)
                 advance()
         require_calls({name: recorder.calls for name, recorder in recorders.items()})
         for fit in fits.values():
@@ -113,9 +113,9 @@ def recalibrate(
 
         with apply(model, adapter, kernels), routed(model, adapter, {site.name: stop_after}):
             for _ in range(fit.passes):
-                for batch in feed:
+                for inputs in feed:
                     with suppress(_Stop):
-                        feed.run(model, batch)
+                        run(model, inputs)
                     advance()
                 fit.end_pass()
         require_calls({site.name: recorder.calls})
@@ -126,7 +126,7 @@ def recalibrate(
 
 
 def execution_order(model: nn.Module, adapter: Adapter, sites: Iterable[str], feed: Feed) -> list[str]:
-    """Names of sites in the order in which a forward pass calls them."""
+    """Names of sites in the order in which forward passes over the samples call them."""
     order: list[str] = []
 
     def note(name: str) -> Handler:
@@ -137,7 +137,8 @@ def execution_order(model: nn.Module, adapter: Adapter, sites: Iterable[str], fe
         return handler
 
     with routed(model, adapter, {name: note(name) for name in sites}):
-        feed.run(model, next(iter(feed)))
+        for inputs in feed:
+            run(model, inputs)
     return list(dict.fromkeys(order))
 
 

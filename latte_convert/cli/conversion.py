@@ -26,12 +26,13 @@ _MODEL, _RECIPE, _DATA, _OUTPUT = "Model", "Recipe (each wins over the file)", "
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Local directory, safetensors file, or Hub id.")]
 Calib = Annotated[
-    str,
+    list[str],
     typer.Option(
         "--calib",
         metavar="DATA",
         rich_help_panel=_DATA,
-        help="Unlabelled samples: a folder, a .txt/.jsonl/.csv/.parquet/.tar file, or hf:NAME[:SPLIT[:SLICE]].",
+        help="Unlabelled samples: a folder, a .txt/.jsonl/.csv/.parquet/.tar file, or hf:NAME[:SPLIT[:SLICE]]. "
+        "Twice, images and texts, for a model with a tower for each.",
     ),
 ]
 Config = Annotated[
@@ -55,6 +56,15 @@ Include = Annotated[
 Exclude = Annotated[
     list[str] | None,
     typer.Option("--exclude", metavar="PATTERN", rich_help_panel=_RECIPE, help="These sites stay exact. Repeatable."),
+]
+Towers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--towers",
+        metavar="TOWER",
+        rich_help_panel=_RECIPE,
+        help="Only this tower: vision, text, audio, encoder or decoder. Repeatable. [all]",
+    ),
 ]
 Heads = Annotated[
     Granularity | None,
@@ -122,6 +132,7 @@ def convert(
     config: Config = None,
     ratio: Ratio = None,
     k: Count = None,
+    towers: Towers = None,
     include: Include = None,
     exclude: Exclude = None,
     granularity: Heads = None,
@@ -193,6 +204,7 @@ def score(
     config: Config = None,
     ratio: Ratio = None,
     k: Count = None,
+    towers: Towers = None,
     include: Include = None,
     exclude: Exclude = None,
     granularity: Heads = None,
@@ -226,6 +238,7 @@ def score(
 _SETTINGS = (
     "ratio",
     "k",
+    "towers",
     "include",
     "exclude",
     "granularity",
@@ -262,7 +275,7 @@ def _options(device: str, revision: str | None, allow_pickle: bool, trust_remote
     }
 
 
-def _score(model: str, calib: str, recipe: Recipe, options: dict[str, Any]) -> Report:
+def _score(model: str, calib: list[str], recipe: Recipe, options: dict[str, Any]) -> Report:
     from latte_convert.conversion import score as run
 
     with console.log_to_stderr(), console.progress() as progress:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from latte_convert.adapters.base import Adapter, AttentionCall, AttentionSite, enclosing_block
 from latte_convert.calibration.capture import outputs_of, routed
-from latte_convert.calibration.feed import Feed
+from latte_convert.calibration.feed import Feed, Inputs, run
 from latte_convert.calibration.pipeline import Progress, require_calls, silent
 from latte_convert.evaluation.compare import Agreement
 from latte_convert.kernels.base import Kernel
@@ -21,6 +21,13 @@ from latte_convert.rewrite.apply import apply
 
 PRIMARY = ("image_embeds", "text_embeds", "logits", "last_hidden_state", "pooler_output")
 """Outputs that stand for the model, best first."""
+
+
+def primary_output(names: Iterable[str]) -> str:
+    """The output that stands for the model: the best by ``PRIMARY``, of the first tower where there are several."""
+    known = list(names)
+    ranked = (name for best in PRIMARY for name in known if name.rpartition(".")[2] == best)
+    return next(ranked, known[0])
 
 
 @dataclass
@@ -46,7 +53,7 @@ class Fidelity:
     @property
     def primary(self) -> str:
         """Name of the output that gates look at."""
-        return next((name for name in PRIMARY if name in self.outputs), next(iter(self.outputs)))
+        return primary_output(self.outputs)
 
 
 class _Watch:
@@ -111,24 +118,25 @@ def measure(
     original_ms: list[float] = []
     hybrid_ms: list[float] = []
     advance = progress("Measuring on held-out samples", len(feed))
-    for batch in feed:
+    for inputs in feed:
         with outputs_of(model, blocks) as outputs:
             with routed(model, adapter, watches):
-                output = feed.run(model, batch)
+                output = run(model, inputs)
             prefix = max((watch.prefix for watch in watches.values()), default=0)
             original = dict(named_outputs(output, prefix))
             seen = dict(outputs)
             with apply(model, adapter, kernels, min_tokens=min_tokens) as applied:
-                hybrid = dict(named_outputs(feed.run(model, batch), prefix))
+                hybrid = dict(named_outputs(run(model, inputs), prefix))
                 for name, handler in applied.handlers.items():
                     calls[name] += handler.calls
-            for block, agreement in result.blocks.items():
-                agreement.add(seen[block], outputs[block])
+            for block, tensor in seen.items():
+                result.blocks[block].add(tensor, outputs[block])
         for name, tensor in original.items():
-            result.outputs.setdefault(name, Agreement()).add(tensor, hybrid[name])
-        original_ms.append(_milliseconds(feed, model, batch))
+            full = f"{inputs.tower}.{name}" if inputs.tower else name
+            result.outputs.setdefault(full, Agreement()).add(tensor, hybrid[name])
+        original_ms.append(_milliseconds(model, inputs))
         with apply(model, adapter, kernels, min_tokens=min_tokens):
-            hybrid_ms.append(_milliseconds(feed, model, batch))
+            hybrid_ms.append(_milliseconds(model, inputs))
         advance()
     require_calls(calls)
     result.sites = {name: watches[name].agreement for name in kernels}
@@ -161,11 +169,11 @@ def named_outputs(output: Any, prefix: int = 0) -> Iterator[tuple[str, Tensor]]:
             yield f"{name}.patches", value[:, prefix:]
 
 
-def _milliseconds(feed: Feed, model: nn.Module, batch: Any) -> float:
+def _milliseconds(model: nn.Module, inputs: Inputs) -> float:
     """Wall time of a second, undisturbed run: the first one has warmed every cache."""
     _synchronize()
     start = time.perf_counter()
-    feed.run(model, batch)
+    run(model, inputs)
     _synchronize()
     return (time.perf_counter() - start) * 1000
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from latte_convert.adapters import AttentionSite
 from latte_convert.bench.flops import attention_flops
-from latte_convert.calibration.feed import SampleFeed
 from latte_convert.evaluation.compare import Agreement
 from latte_convert.kernels.latte import LatteKernel
 from latte_convert.report.schema import (
@@ -28,8 +29,9 @@ from latte_convert.report.schema import (
 from latte_convert.runtime.device import library_versions, peak_memory_bytes, tool_version
 
 if TYPE_CHECKING:
-    from latte_convert.conversion import Job
+    from latte_convert.calibration.data import SampleSet
     from latte_convert.evaluation.fidelity import Fidelity
+    from latte_convert.job import Job
 
 
 def build_report(job: Job) -> Report:
@@ -71,20 +73,22 @@ def _source(job: Job) -> SourceReport:
 
 def _calibration(job: Job) -> CalibrationReport:
     samples = job.samples
-    truncated: set[str] = set()
-    for feed in (job.fitting, job.holdout):
-        if isinstance(feed, SampleFeed):
-            truncated |= feed.processor.truncated
     return CalibrationReport(
-        source=samples.source if samples else "ready batches",
-        modality=samples.modality if samples else "tensors",
-        requested=samples.requested if samples else len(job.fitting) + len(job.holdout),
+        source=", ".join(s.source for s in samples) or "ready batches",
+        modality=", ".join(s.modality for s in samples) or "tensors",
+        requested=sum(s.requested for s in samples) or len(job.fitting) + len(job.holdout),
         used=len(job.fitting),
         held_out=len(job.holdout),
-        truncated=len(truncated),
-        skipped=[{"id": s.id, "reason": s.reason} for s in samples.skipped] if samples else [],
-        fingerprint=samples.fingerprint() if samples else "",
+        truncated=len(set().union(*(processor.truncated for processor in job.processors))),
+        skipped=[{"id": skip.id, "reason": skip.reason} for s in samples for skip in s.skipped],
+        fingerprint=_fingerprint(samples),
     )
+
+
+def _fingerprint(samples: Sequence[SampleSet]) -> str:
+    """That of the one sample set, or the hash of several."""
+    prints = [s.fingerprint() for s in samples]
+    return prints[0] if len(prints) == 1 else hashlib.sha256("".join(prints).encode()).hexdigest() if prints else ""
 
 
 def _site(job: Job, site: AttentionSite, converted: bool) -> SiteReport:

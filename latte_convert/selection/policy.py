@@ -25,13 +25,32 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def restrict(sites: Sequence[AttentionSite], recipe: Recipe) -> list[AttentionSite]:
-    """Apply ``include`` and ``exclude``: what they leave out becomes ineligible, with the reason.
+    """Apply ``towers``, ``include`` and ``exclude``: what they leave out becomes ineligible, with the reason.
 
     Raises:
-        RecipeError: A pattern matches no site.
+        RecipeError: A pattern or a tower matches no site.
         CheckpointError: No site is left to convert.
     """
+    _check_names(sites, recipe)
+    restricted = []
+    for site in sites:
+        reason = _left_out(site, recipe) if site.eligible else None
+        restricted.append(site if reason is None else replace(site, eligible=False, reason=reason))
+    if not any(site.eligible for site in restricted):
+        reasons = dict.fromkeys(site.reason for site in restricted if site.reason)
+        raise CheckpointError(
+            "no attention site can be converted: " + ("; ".join(reasons) if reasons else "the model has none") + "."
+        )
+    return restricted
+
+
+def _check_names(sites: Sequence[AttentionSite], recipe: Recipe) -> None:
+    """Refuse towers and patterns that name nothing: they are typing errors."""
     names = [site.name for site in sites]
+    towers = sorted({site.tower for site in sites})
+    for tower in recipe.towers:
+        if tower not in towers:
+            raise RecipeError(f"towers: the model has no tower '{tower}' ({nearest(tower, towers)}).")
     for key, patterns in (("include", recipe.include), ("exclude", recipe.exclude)):
         for pattern in patterns:
             if not any(matches(pattern, name) for name in names):
@@ -39,19 +58,15 @@ def restrict(sites: Sequence[AttentionSite], recipe: Recipe) -> list[AttentionSi
                     f"{key} pattern '{pattern}' matches no attention site ({nearest(pattern, names)}); "
                     "a pattern is a run of whole dotted parts, such as 'layers.1' or 'encoder.*.attention'."
                 )
-    restricted = []
-    for site in sites:
-        if site.eligible and recipe.include and not _any(recipe.include, site.name):
-            site = replace(site, eligible=False, reason="not included by the recipe")
-        elif site.eligible and _any(recipe.exclude, site.name):
-            site = replace(site, eligible=False, reason="excluded by the recipe")
-        restricted.append(site)
-    if not any(site.eligible for site in restricted):
-        reasons = dict.fromkeys(site.reason for site in restricted if site.reason)
-        raise CheckpointError(
-            "no attention site can be converted: " + ("; ".join(reasons) if reasons else "the model has none") + "."
-        )
-    return restricted
+
+
+def _left_out(site: AttentionSite, recipe: Recipe) -> str | None:
+    """Why the recipe does not want a site, or None."""
+    if recipe.towers and site.tower not in recipe.towers:
+        return "its tower is not among those of the recipe"
+    if recipe.include and not _any(recipe.include, site.name):
+        return "not included by the recipe"
+    return "excluded by the recipe" if _any(recipe.exclude, site.name) else None
 
 
 def select(sites: Sequence[AttentionSite], scores: Mapping[str, float], recipe: Recipe) -> Plan:

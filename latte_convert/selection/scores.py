@@ -9,7 +9,7 @@ from torch import nn
 
 from latte_convert.adapters.base import Adapter, AttentionSite, enclosing_block
 from latte_convert.calibration.capture import outputs_of
-from latte_convert.calibration.feed import Feed
+from latte_convert.calibration.feed import Feed, run
 from latte_convert.calibration.pipeline import Progress, require_calls, silent
 from latte_convert.evaluation.compare import Agreement
 from latte_convert.kernels.base import Kernel
@@ -62,16 +62,16 @@ def paper_scores(
     agreements = {block: Agreement() for block in blocks.values()}
     calls = dict.fromkeys(blocks, 0)
     advance = progress("Scoring", len(feed))
-    for batch in feed:
+    for inputs in feed:
         with outputs_of(model, agreements) as outputs:
-            feed.run(model, batch)
+            run(model, inputs)
             original = dict(outputs)
             with apply(model, adapter, {name: kernels[name] for name in blocks}) as applied:
-                feed.run(model, batch)
+                run(model, inputs)
                 for name, handler in applied.handlers.items():
                     calls[name] += handler.calls
-            for block, agreement in agreements.items():
-                agreement.add(original[block], outputs[block])
+            for block, output in original.items():
+                agreements[block].add(output, outputs[block])
         advance()
     require_calls(calls)
     return {name: _score(agreements[block], mse_weight) for name, block in blocks.items()}
