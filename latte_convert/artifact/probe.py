@@ -57,9 +57,7 @@ def _run(
 ) -> tuple[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
-    batch = {
-        key: spec["value"] if "value" in spec else _draw(spec, generator).to(device) for key, spec in inputs.items()
-    }
+    batch = {key: _draw(spec, generator, device) for key, spec in inputs.items()}
     outputs = dict(named_outputs(getattr(model, method)(**batch)))
     name = wanted or primary_output(outputs)
     if name not in outputs:

@@ -1,0 +1,259 @@
+"""Train a small two-tower CLIP on captioned scenes of coloured digits, on one CPU core.
+
+    python scripts/train_tiny_clip.py --out models/tiny-clip [--steps 3000] [--seed 0]
+    python scripts/train_tiny_clip.py --evaluate models/tiny-clip
+
+The pictures come from ``scripts/scenes.py``. A caption says how many digits there are, and of the two largest the digit,
+the colour and the place: "three digits , a red seven at the top left and a green four at the bottom right". Training
+scenes are drawn as they are needed and never twice; evaluation scenes show digits that no training scene shows.
+The result is a Transformers directory: ``CLIPModel``, image processor and tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scenes import COLOURS, COLUMNS, ROWS, Scene, render
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast
+from transformers.optimization import get_cosine_schedule_with_warmup
+
+SIZE = 64  # pixels a side: with patches of 8, the smallest digit spans about two of them
+BATCH = 64
+HELD_OUT = 200  # pairs to retrieve from, so that chance is 0.5 %
+SAVE_EVERY = 250
+POSITIONS = 24
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "unk_token": "<unk>", "eos_token": "<eos>"}
+
+
+class Named(NamedTuple):
+    """What a caption says of one object."""
+
+    digit: int
+    colour: str
+    place: str
+
+
+class Pair(NamedTuple):
+    """A picture, uint8 ``(SIZE, SIZE, 3)``, how many digits it shows, and those that its caption names."""
+
+    image: np.ndarray
+    count: int
+    named: tuple[Named, ...]
+
+    @property
+    def caption(self) -> str:
+        """The true caption."""
+        return caption(self.count, self.named)
+
+
+class Parts(NamedTuple):
+    """What a model directory holds."""
+
+    model: CLIPModel
+    tokenizer: PreTrainedTokenizerFast
+    processor: CLIPImageProcessor
+
+
+def caption(count: int, named: tuple[Named, ...]) -> str:
+    """The sentence for ``count`` digits of which ``named`` are described."""
+    objects = (
+        f"{'an' if item.colour == 'orange' else 'a'} {item.colour} {NUMBERS[item.digit]} at the {item.place}"
+        for item in named
+    )
+    return f"{NUMBERS[count]} digit{'s' if count > 1 else ''} , {' and '.join(objects)}"
+
+
+def largest(scene: Scene) -> tuple[Named, ...]:
+    """The two objects with the largest boxes, or the only one."""
+    areas = np.prod(scene.boxes[:, 2:] - scene.boxes[:, :2], axis=1)
+    chosen = np.argsort(-areas, kind="stable")[:2]
+    return tuple(Named(int(scene.labels[i]), scene.colours[i], scene.places[i]) for i in chosen)
+
+
+def batches(split: str, size: int, seed: int = 0) -> Iterator[list[Pair]]:
+    """Endless batches of pairs, no scene twice, and no caption twice in a batch: each picture has one right answer."""
+    pairs: dict[str, Pair] = {}
+    for index in itertools.count():
+        scene = render(split, index, seed, SIZE)
+        pair = Pair(scene.image, len(scene.labels), largest(scene))
+        pairs.setdefault(pair.caption, pair)
+        if len(pairs) == size:
+            yield list(pairs.values())
+            pairs = {}
+
+
+def misread(pair: Pair, rng: np.random.Generator) -> str:
+    """The caption of ``pair`` with the digit of one object wrong and everything else right.
+
+    Colours, places and counts tell nearly all pictures of a batch apart: without such captions there would be little
+    reason to learn to read.
+    """
+    named = list(pair.named)
+    at = int(rng.integers(len(named)))
+    named[at] = named[at]._replace(digit=int((named[at].digit + rng.integers(1, 10)) % 10))
+    return caption(pair.count, tuple(named))
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a word, over the words that captions use."""
+    words = ["a", "an", "and", "at", "the", ",", "digit", "digits", *NUMBERS, *COLOURS, *ROWS, *COLUMNS]
+    vocabulary = {word: i for i, word in enumerate([*SPECIAL.values(), *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = [(token, vocabulary[token]) for token in (SPECIAL["bos_token"], SPECIAL["eos_token"])]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A <eos>", special_tokens=ends)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=POSITIONS, **SPECIAL)
+
+
+def build() -> Parts:
+    """A model with random weights, and what feeds it."""
+    tokenizer = build_tokenizer()
+    tower = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
+    text = {
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": POSITIONS,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        # CLIP pools the token with this id. It must not be 2: that means "the highest id" for the sake of old files.
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    config = CLIPConfig(
+        text_config={**tower, **text},
+        vision_config={**tower, "image_size": SIZE, "patch_size": 8},
+        projection_dim=128,
+    )
+    processor = CLIPImageProcessor(
+        size={"shortest_edge": SIZE},
+        crop_size={"height": SIZE, "width": SIZE},
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )
+    return Parts(CLIPModel(config), tokenizer, processor)
+
+
+def load(folder: Path) -> Parts:
+    """Read a directory that :func:`save` wrote."""
+    model = CLIPModel.from_pretrained(folder).eval()
+    return Parts(model, AutoTokenizer.from_pretrained(folder), CLIPImageProcessor.from_pretrained(folder))
+
+
+def encode(parts: Parts, images: list[np.ndarray], captions: list[str]) -> dict[str, Tensor]:
+    """The model's inputs: ``pixel_values`` ``(B, 3, SIZE, SIZE)``, ``input_ids`` and ``attention_mask`` ``(C, L)``."""
+    text = parts.tokenizer(captions, padding=True, return_tensors="pt")
+    return {**text, "pixel_values": parts.processor(images, return_tensors="pt")["pixel_values"]}
+
+
+def loss(parts: Parts, pairs: list[Pair], rng: np.random.Generator) -> Tensor:
+    """Contrastive loss of a batch; a picture must also beat each caption's misread twin, its own included."""
+    captions = [pair.caption for pair in pairs] + [misread(pair, rng) for pair in pairs]
+    logits = parts.model(**encode(parts, [pair.image for pair in pairs], captions)).logits_per_image  # (B, 2B)
+    target = torch.arange(len(pairs))
+    return (cross_entropy(logits, target) + cross_entropy(logits[:, : len(pairs)].T, target)) / 2
+
+
+@torch.no_grad()
+def evaluate(parts: Parts, size: int = HELD_OUT) -> dict[str, float]:
+    """Recall on ``size`` held-out pairs both ways, and the share of digits read right.
+
+    A digit is read by offering the ten captions that differ in the digit of the first object, and nothing else.
+    """
+    pairs = next(batches("heldout", size))
+    images = [pair.image for pair in pairs]
+    logits = parts.model(**encode(parts, images, [pair.caption for pair in pairs])).logits_per_image
+    scores = {}
+    for way, table in (("image_to_text", logits), ("text_to_image", logits.T)):
+        better = (table > table.diagonal()[:, None]).sum(1)
+        scores |= {f"{way}_r{k}": (better < k).float().mean().item() for k in (1, 5)}
+    right = 0
+    for pair in pairs:
+        named = [(pair.named[0]._replace(digit=digit), *pair.named[1:]) for digit in range(10)]
+        inputs = encode(parts, [pair.image], [caption(pair.count, each) for each in named])
+        right += int(parts.model(**inputs).logits_per_image.argmax()) == pair.named[0].digit
+    return {**scores, "digit_read": right / size}
+
+
+def save(parts: Parts, out: Path, step: int, steps: int, seed: int) -> dict[str, float]:
+    """Evaluate, and write the directory with its card as a whole or not at all; returns the scores."""
+    parts.model.eval()
+    scores = evaluate(parts)
+    parts.model.train()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+        new = Path(scratch) / "new"
+        for part in parts:
+            part.save_pretrained(new)
+        (new / "README.md").write_text(
+            "# tiny-clip\n\n"
+            f"CLIP with {parts.model.num_parameters() / 1e6:.2f} M parameters, trained from scratch by "
+            f"`scripts/train_tiny_clip.py` (seed {seed}, {step} of {steps} steps of {BATCH} pairs) on rendered scenes "
+            "of scikit-learn's handwritten digits. A test model: it knows nothing else.\n\n"
+            f"On {HELD_OUT} held-out pairs: "
+            + ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
+            + ".\n"
+        )
+        for path in new.iterdir():
+            path.chmod(0o644)  # safetensors makes its file readable by the owner only
+        if out.exists():
+            out.rename(Path(scratch) / "old")
+        new.rename(out)
+    return scores
+
+
+def train(out: Path, steps: int, seed: int) -> None:
+    """Train from random weights; the state is saved every :data:`SAVE_EVERY` steps and at the end."""
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    parts = build()
+    optimizer = torch.optim.AdamW(parts.model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.05)
+    schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=min(100, steps // 10), num_training_steps=steps)
+    start, recent = time.monotonic(), []
+    for step, pairs in enumerate(itertools.islice(batches("train", BATCH, seed), steps), start=1):
+        value = loss(parts, pairs, rng)
+        optimizer.zero_grad()
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(parts.model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        recent.append(value.item())
+        if step % 50 == 0 or step == steps:
+            print(f"step {step}/{steps} loss {np.mean(recent):.3f} {time.monotonic() - start:.0f} s", flush=True)
+            recent.clear()
+        if step % SAVE_EVERY == 0 or step == steps:
+            scores = save(parts, out, step, steps, seed)
+            print("  ".join(f"{name} {value:.3f}" for name, value in scores.items()), flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--out", type=Path, help="train, and write the model directory here, over one that is there")
+    action.add_argument("--evaluate", type=Path, metavar="DIR", help="print the scores of a trained model")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    if arguments.evaluate:
+        for name, value in evaluate(load(arguments.evaluate)).items():
+            print(f"{name} {value:.3f}")
+    else:
+        train(arguments.out, arguments.steps, arguments.seed)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

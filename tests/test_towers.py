@@ -1,0 +1,66 @@
+"""Models with a tower for images and one for text: one of them, the other, or both together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import latte_convert
+from latte_convert.errors import DataError, RecipeError
+from latte_convert.recipe import Recipe
+
+
+@pytest.fixture(scope="module")
+def data(shared_data):
+    return {"vision": shared_data / "coco_val128" / "images", "text": shared_data / "stsb" / "stsb-en-test.csv"}
+
+
+def eligible(report) -> set[str]:
+    return {site.tower for site in report.sites if site.eligible}
+
+
+@pytest.mark.parametrize("tower", ["vision", "text"])
+def test_samples_of_one_kind_convert_one_tower(tiny_clip, data, tower, tmp_path):
+    result = latte_convert.convert(tiny_clip, data[tower], recipe=Recipe(samples=6))
+    assert eligible(result.report) == {tower}
+    assert {site.reason for site in result.report.sites if site.tower != tower} == {
+        f"no samples reach the {'text' if tower == 'vision' else 'vision'} tower"
+    }
+    assert all(name.startswith(f"{tower}.") for name in result.report.fidelity.outputs)
+    out = result.save(tmp_path / "hybrid")
+    assert latte_convert.verify(out).probe_difference < 1e-5
+
+
+def test_both_towers_are_scored_and_selected_together(tiny_clip, data, tmp_path):
+    result = latte_convert.convert(tiny_clip, [data["text"], data["vision"]], recipe=Recipe(samples=6, ratio=0.5))
+    report = result.report
+    assert eligible(report) == {"vision", "text"}
+    assert len(report.converted) == 3
+    robust = sorted((s for s in report.sites if s.eligible), key=lambda site: site.score.value)[:3]
+    assert {site.name for site in robust} == set(report.converted)
+    assert {name.partition(".")[0] for name in report.fidelity.outputs} == {"vision", "text"}
+    assert report.calibration.modality == "text, image"
+    assert (report.calibration.used, report.calibration.held_out) == (8, 4)
+    reloaded = latte_convert.load(result.save(tmp_path / "hybrid"))
+    batch = {
+        "pixel_values": torch.randn(2, 3, 48, 48),
+        "input_ids": torch.tensor([[1, 5, 6, 2, 0], [1, 7, 8, 9, 2]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]),
+    }
+    with torch.no_grad():
+        a, b = result.model(**batch), reloaded(**batch)
+    assert torch.allclose(a.logits_per_image, b.logits_per_image, atol=1e-5)
+
+
+def test_a_tower_of_the_recipe(tiny_clip, data):
+    report = latte_convert.score(tiny_clip, [data["vision"], data["text"]], recipe=Recipe(samples=4, towers=("text",)))
+    assert eligible(report) == {"text"}
+    with pytest.raises(RecipeError, match="no tower 'visoin' \\(nearest: vision"):
+        latte_convert.score(tiny_clip, data["vision"], recipe=Recipe(samples=4, towers=("visoin",)))
+
+
+def test_two_sources_of_one_kind_are_refused(tiny_clip, tiny_dino, data):
+    with pytest.raises(DataError, match="this model takes text"):
+        latte_convert.score(tiny_clip, [data["vision"], data["vision"]], recipe=Recipe(samples=4))
+    with pytest.raises(DataError, match="give one --calib for each, not 2"):
+        latte_convert.score(tiny_dino, [data["vision"], data["text"]], recipe=Recipe(samples=4))
