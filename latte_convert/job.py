@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from latte_convert.adapters import AttentionSite, find_adapter
-from latte_convert.calibration.feed import BatchFeed, Feed, JoinedFeed, SampleFeed
+from latte_convert.calibration.feed import BatchFeed, Feed, JoinedFeed, SampleFeed, run
 from latte_convert.calibration.fit import Fit
-from latte_convert.errors import DataError
+from latte_convert.errors import CheckpointError, DataError
 from latte_convert.evaluation.fidelity import Fidelity
 from latte_convert.kernels.base import Kernel
 from latte_convert.recipe import Recipe
@@ -122,8 +122,21 @@ def prepare(
             f"{len(unexpected)} tensors of the checkpoint have no place in {source.model_class} "
             f"({', '.join(unexpected[:3])}{', …' if len(unexpected) > 3 else ''}); they are kept in the artifact."
         )
+    if recipe.resolution is not None:
+        _check_resolution(job)
     job.seconds["load"] = time.perf_counter() - start
     return job
+
+
+def _check_resolution(job: Job) -> None:
+    """Run one sample: some models take no other image size than their own."""
+    try:
+        run(job.model, next(iter(job.fitting)))
+    except (ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"{type(job.model).__name__} does not run at resolution {job.recipe.resolution}: {reason}"
+        ) from None
 
 
 def _sample_sources(calib: Any) -> list[str | Path]:
@@ -180,7 +193,7 @@ def _open(
 
     failure: DataError | None = None
     for kind in kinds:
-        processor = source.processor(kind)
+        processor = source.processor_at(kind, recipe.resolution)
         try:
             samples = open_samples(
                 calib,

@@ -32,6 +32,7 @@ class Recipe(BaseModel):
         samples: Number of samples asked for, held-out ones included.
         holdout: Share of the samples kept for measuring, never used in a fit.
         min_samples: Fewer usable samples than this is an error.
+        resolution: Height and width of images in pixels, where the checkpoint's own is not wanted.
         seed: Seed of the choice of samples and tokens.
         strict: The first unusable sample is an error.
         min_fidelity: Lowest mean cosine of the held-out final output that is accepted.
@@ -56,6 +57,7 @@ class Recipe(BaseModel):
     samples: int = Field(32, ge=2)
     holdout: float = Field(0.25, gt=0, lt=1)
     min_samples: int = Field(2, ge=2)
+    resolution: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=0)
     strict: bool = False
     min_fidelity: float | None = Field(None, ge=-1, le=1)

@@ -3,9 +3,9 @@
     python scripts/train_tiny_clip.py --out models/tiny-clip [--steps 3000] [--seed 0]
     python scripts/train_tiny_clip.py --evaluate models/tiny-clip
 
-The pictures come from ``scripts/scenes.py``. A caption says how many digits there are, and of the two largest the digit,
-the colour and the place: "three digits , a red seven at the top left and a green four at the bottom right". Training
-scenes are drawn as they are needed and never twice; evaluation scenes show digits that no training scene shows.
+The pictures come from ``scripts/scenes.py``. A caption says how many digits there are, and of the two largest the
+digit, the colour and the place: "three digits , a red seven at the top left and a green four at the bottom right".
+Training scenes are drawn as they are needed and never twice; evaluation scenes show digits that no training scene shows.
 The result is a Transformers directory: ``CLIPModel``, image processor and tokenizer.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -172,18 +171,21 @@ def evaluate(parts: Parts, size: int = HELD_OUT) -> dict[str, float]:
     A digit is read by offering the ten captions that differ in the digit of the first object, and nothing else.
     """
     pairs = next(batches("heldout", size))
-    images = [pair.image for pair in pairs]
-    logits = parts.model(**encode(parts, images, [pair.caption for pair in pairs])).logits_per_image
-    scores = {}
+    readings = [
+        caption(pair.count, (pair.named[0]._replace(digit=digit), *pair.named[1:]))
+        for pair in pairs
+        for digit in range(10)
+    ]
+    output = parts.model(**encode(parts, [pair.image for pair in pairs], [pair.caption for pair in pairs] + readings))
+    images, texts = output.image_embeds, output.text_embeds  # (size, d) and (11 size, d), of unit length
+    logits = images @ texts[:size].T
+    scores: dict[str, float] = {}
     for way, table in (("image_to_text", logits), ("text_to_image", logits.T)):
         better = (table > table.diagonal()[:, None]).sum(1)
         scores |= {f"{way}_r{k}": (better < k).float().mean().item() for k in (1, 5)}
-    right = 0
-    for pair in pairs:
-        named = [(pair.named[0]._replace(digit=digit), *pair.named[1:]) for digit in range(10)]
-        inputs = encode(parts, [pair.image], [caption(pair.count, each) for each in named])
-        right += int(parts.model(**inputs).logits_per_image.argmax()) == pair.named[0].digit
-    return {**scores, "digit_read": right / size}
+    read = torch.einsum("nd,nkd->nk", images, texts[size:].reshape(size, 10, -1)).argmax(1)
+    truth = torch.tensor([pair.named[0].digit for pair in pairs])
+    return {**scores, "digit_read": (read == truth).float().mean().item()}
 
 
 def save(parts: Parts, out: Path, step: int, steps: int, seed: int) -> dict[str, float]:
@@ -201,9 +203,7 @@ def save(parts: Parts, out: Path, step: int, steps: int, seed: int) -> dict[str,
             f"CLIP with {parts.model.num_parameters() / 1e6:.2f} M parameters, trained from scratch by "
             f"`scripts/train_tiny_clip.py` (seed {seed}, {step} of {steps} steps of {BATCH} pairs) on rendered scenes "
             "of scikit-learn's handwritten digits. A test model: it knows nothing else.\n\n"
-            f"On {HELD_OUT} held-out pairs: "
-            + ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
-            + ".\n"
+            f"On {HELD_OUT} held-out pairs: {', '.join(f'{name} {value:.3f}' for name, value in scores.items())}.\n"
         )
         for path in new.iterdir():
             path.chmod(0o644)  # safetensors makes its file readable by the owner only
@@ -219,7 +219,7 @@ def train(out: Path, steps: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     parts = build()
     optimizer = torch.optim.AdamW(parts.model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.05)
-    schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=min(100, steps // 10), num_training_steps=steps)
+    schedule = get_cosine_schedule_with_warmup(optimizer, min(100, steps // 10), steps)
     start, recent = time.monotonic(), []
     for step, pairs in enumerate(itertools.islice(batches("train", BATCH, seed), steps), start=1):
         value = loss(parts, pairs, rng)

@@ -44,11 +44,12 @@ from transformers.utils import logging
 STRIDE = 8  # pixels a token
 GRID = 4  # queries a side
 WIDTH = 128
-BATCH = 32
+BATCH = 16
 PEAK_RATE = 6e-4
 DENSE_SHARE = 0.25  # of the steps, in which the encoder learns alone
 HELDOUT_SCENES = 150  # looked at during training
 FINAL_SCENES = 400  # behind the figures in the model card
+CARD = "{card}\n"
 
 
 def build(seed: int) -> DetrForObjectDetection:
@@ -181,6 +182,7 @@ def train(model: DetrForObjectDetection, out: Path, steps: int, seed: int, every
         optimiser.step()
         schedule.step()
         if step % 50 == 0:
+            if step > DENSE_SHARE * steps: print("  detr", output.loss.item(), {k: round(v.item(), 2) for k, v in output.loss_dict.items() if k[-1] not in "01"})
             print(f"step {step} loss {loss.item():.3f} minutes {(time.monotonic() - started) / 60:.1f}", flush=True)
         if (step % every == 0 and step > DENSE_SHARE * steps) or step == steps:
             figures = evaluate(frozen(model), processor, heldout)
@@ -230,3 +232,45 @@ def evaluate(model: DetrForObjectDetection, processor: DetrImageProcessor, scene
         measure.accumulate()
         measure.summarize()
     return {"AP": float(measure.stats[0]), "AP50": float(measure.stats[1])}
+
+
+def publish(model: DetrForObjectDetection, processor: DetrImageProcessor, out: Path, card: str) -> None:
+    """Write the model directory beside ``out`` and rename it, so that ``out`` is never half-written."""
+    partial, old = (out.with_name(f".{out.name}.{word}") for word in ("partial", "old"))
+    for leftover in (partial, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    model.save_pretrained(partial)
+    processor.save_pretrained(partial)
+    (partial / "README.md").write_text(CARD.format(card=card), encoding="utf-8")
+    if out.exists():
+        out.rename(old)
+    partial.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load(folder: Path) -> tuple[DetrForObjectDetection, DetrImageProcessor]:
+    """A published model in evaluation mode, and its image processor."""
+    return DetrForObjectDetection.from_pretrained(folder).eval(), AutoImageProcessor.from_pretrained(folder)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("models/tiny-detr"), help="where the model directory goes")
+    parser.add_argument("--steps", type=int, default=8000, help=f"batches of {BATCH} scenes")
+    parser.add_argument("--every", type=int, default=500, help="steps between two looks at held-out scenes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--evaluate", type=Path, metavar="DIR", help="only evaluate this model directory")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)  # for reproducible sums; the matrices are too small to gain from more
+    logging.disable_progress_bar()
+    if arguments.evaluate is None:
+        train(build(arguments.seed), arguments.out, arguments.steps, arguments.seed, arguments.every)
+    scenes = [render("heldout", HELDOUT_SCENES + index) for index in range(FINAL_SCENES)]
+    figures = evaluate(*load(arguments.evaluate or arguments.out), scenes)
+    print(f"AP50 {figures['AP50']:.3f} AP {figures['AP']:.3f} on {len(scenes)} held-out scenes")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

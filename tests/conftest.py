@@ -79,7 +79,7 @@ def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    words = ["a", "an", "the", "man", "woman", "girl", "boy", "dog", "cat", "is", "on", "in", "of", "and", "with", "playing", "guitar"]
+    words = ["a", "the", "man", "woman", "girl", "boy", "dog", "cat", "is", "on", "in", "of", "and", "playing"]
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import latte_convert
-from latte_convert.errors import DataError, RecipeError
+from latte_convert.errors import CheckpointError, DataError, RecipeError
 from latte_convert.recipe import Recipe
 
 
@@ -64,3 +64,19 @@ def test_two_sources_of_one_kind_are_refused(tiny_clip, tiny_dino, data):
         latte_convert.score(tiny_clip, [data["vision"], data["vision"]], recipe=Recipe(samples=4))
     with pytest.raises(DataError, match="give one --calib for each, not 2"):
         latte_convert.score(tiny_dino, [data["vision"], data["text"]], recipe=Recipe(samples=4))
+
+
+@pytest.mark.parametrize(("model", "tokens"), [("tiny_dino", 1 + 8 * 8), ("tiny_clip", 1 + 14 * 14)])
+def test_another_resolution(request, data, model, tokens, tmp_path):
+    path = request.getfixturevalue(model)
+    result = latte_convert.convert(path, data["vision"], recipe=Recipe(samples=4, resolution=112))
+    converted = {result.report.cost.tokens[name] for name in result.report.converted}
+    assert converted == {tokens}
+    assert latte_convert.verify(result.save(tmp_path / "hybrid")).probe_difference < 1e-5
+
+
+def test_resolutions_that_cannot_be(tiny_dino, tiny_clip, data):
+    with pytest.raises(CheckpointError, match="not a multiple of the model's patch size 14; nearest: 98"):
+        latte_convert.score(tiny_dino, data["vision"], recipe=Recipe(samples=4, resolution=100))
+    with pytest.raises(CheckpointError, match="--resolution is for images"):
+        latte_convert.score(tiny_clip, data["text"], recipe=Recipe(samples=4, resolution=64))

@@ -74,6 +74,16 @@ class Checkpoint(ABC):
             CheckpointError: The checkpoint does not say how its inputs are prepared.
         """
 
+    def processor_at(self, modality: Modality, resolution: int | None) -> Processor:
+        """The checkpoint's preprocessing for images of another size than its own.
+
+        Raises:
+            CheckpointError: The library has no way of running the model at that size.
+        """
+        if resolution is None:
+            return self.processor(modality)
+        raise CheckpointError(f"{self.library} models run at their own resolution only; leave out --resolution.")
+
     @abstractmethod
     def instantiate(self, tensors: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
         """Build the library's own class from tensors, strictly.

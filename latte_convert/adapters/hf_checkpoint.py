@@ -48,6 +48,22 @@ class HFCheckpoint(Checkpoint):
 
         return HFProcessor(self.id, self.path, modality)
 
+    def processor_at(self, modality: Modality, resolution: int | None) -> HFProcessor:
+        """The same at another image size: a multiple of the patch size, positions interpolated by the model itself."""
+        from latte_convert.adapters.hf_inputs import HFProcessor
+
+        if resolution is not None:
+            config = self._class[1]
+            patch = getattr(getattr(config, "vision_config", config), "patch_size", None)
+            if modality != "image":
+                raise CheckpointError(f"--resolution is for images; {self.id} takes {modality} here.")
+            if isinstance(patch, int) and resolution % patch:
+                near = max(patch, round(resolution / patch) * patch)
+                raise CheckpointError(
+                    f"resolution {resolution} is not a multiple of the model's patch size {patch}; nearest: {near}."
+                )
+        return HFProcessor(self.id, self.path, modality, resolution)
+
     @cached_property
     def _class(self) -> tuple[Any, Any]:
         """The model class, by the checkpoint's own ``architectures``, and its configuration; reads no weight."""

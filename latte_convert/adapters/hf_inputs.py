@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,12 +46,13 @@ class HFProcessor:
         identifier: What the user called the checkpoint, for messages.
         path: Its directory.
         modality: What the samples are.
+        resolution: Height and width of images, instead of the checkpoint's own.
 
     Raises:
         CheckpointError: The checkpoint does not say how its inputs are prepared.
     """
 
-    def __init__(self, identifier: str, path: Path, modality: Modality) -> None:
+    def __init__(self, identifier: str, path: Path, modality: Modality, resolution: int | None = None) -> None:
         import transformers
 
         loaders: dict[str, Any] = {
@@ -74,6 +76,7 @@ class HFProcessor:
                 f"its {files} ({str(error).strip().splitlines()[0]})."
             ) from None
         self.sampling_rate: int | None = getattr(self.apply, "sampling_rate", None)
+        self._sizes = {} if resolution is None else _sizes(self.apply, resolution)
 
     def method(self, model: nn.Module) -> str:
         """The model's forward, or the features of one tower of a two-tower model."""
@@ -86,7 +89,10 @@ class HFProcessor:
     def prepare(self, sample: Sample, model: nn.Module) -> Batch:
         """Turn a sample into keyword arguments of the model."""
         if self.modality == "image":
-            return dict(self.apply(images=sample.value, return_tensors="pt"))
+            batch = dict(self.apply(images=sample.value, return_tensors="pt", **self._sizes))
+            if self._sizes and "interpolate_pos_encoding" in signature(getattr(model, self.method(model))).parameters:
+                batch["interpolate_pos_encoding"] = True
+            return batch
         return self._text(sample, model) if self.modality == "text" else self._audio(sample, model)
 
     def _text(self, sample: Sample, model: nn.Module) -> Batch:
@@ -118,6 +124,15 @@ class HFProcessor:
                 tokens = torch.tensor([[model.config.decoder_start_token_id]])
             self._transcripts[sample.id] = tokens.cpu()
         return self._transcripts[sample.id]
+
+
+def _sizes(processor: Any, resolution: int) -> dict[str, dict[str, int]]:
+    """An image processor's own resize and crop, scaled so that images come out at ``resolution``."""
+    size = {key: value for key, value in dict(processor.size).items() if value}
+    crops = bool(getattr(processor, "do_center_crop", False))
+    own = dict(processor.crop_size)["height"] if crops else next(iter(size.values()))
+    sizes = {"size": {key: round(value * resolution / own) for key, value in size.items()}}
+    return {**sizes, "crop_size": {"height": resolution, "width": resolution}} if crops else sizes
 
 
 def longest_text(model: nn.Module, tokenizer: Any) -> int:

@@ -1,15 +1,16 @@
 """Take over attention modules that call ``F.scaled_dot_product_attention`` themselves (timm, open_clip, PyTorch).
 
-Their forward is neither copied nor replaced: the very same code object runs with other globals, in which ``F`` is a
-stand-in whose ``scaled_dot_product_attention`` hands the call to a handler. So whatever a library version does before
-and after the attention (QK-norm, rotary embedding, gates) stays exactly what it is.
+Their forward is neither copied nor replaced: the very same code object runs with other globals, in which ``F`` (or
+``torch``, for ``torch.nn.functional``) is a stand-in whose ``scaled_dot_product_attention`` hands the call to a handler.
+So whatever a library version does before and after the attention (QK-norm, rotary embedding, gates) stays exactly what
+it is.
 """
 
 from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,6 +37,7 @@ class Rerouted:
         causal: Whether the site is causal where the call does not say.
         prefix: Number of leading tokens that are not on the grid.
         handlers: By order of routing; the latest one computes.
+        replaced: The module's own values of the attributes that it has otherwise while it is routed.
     """
 
     def __init__(self, module: nn.Module, *, causal: bool = False, prefix: int = 0) -> None:
@@ -43,16 +45,19 @@ class Rerouted:
         self.causal = causal
         self.prefix = prefix
         self.handlers: dict[int, Handler] = {}
+        self.replaced: dict[str, Any] = {}
         self.routed = 0
-        self._function: Callable[..., Any] | None = None
+        self._function = self._rebuild()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_function": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_function"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._function = self._rebuild()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the class's own forward with attention handed over."""
-        if self._function is None:
-            self._function = self._rebuild(inspect.unwrap(type(self.module).forward))
         return self._function(self.module, *args, **kwargs)
 
     def attend(
@@ -73,7 +78,7 @@ class Rerouted:
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
 
-        obstacle = "grouped-query attention" if key.shape[1] != query.shape[1] else None
+        obstacle = _unlike_heads(query, key, value)
         causal, mask = is_causal or (self.causal and attn_mask is not None and query.shape[2] > 1), None
         try:
             mask = key_mask(_four(attn_mask), queries=query.shape[2], keys=key.shape[2], causal=causal)
@@ -95,10 +100,25 @@ class Rerouted:
         output = self.handlers[max(self.handlers)](call)
         return exact() if output is None else output
 
-    def _rebuild(self, function: types.FunctionType) -> Callable[..., Any]:
-        functional = types.ModuleType("torch.nn.functional")
-        functional.__dict__.update({**vars(nn.functional), _SDPA: self.attend})
-        return with_globals(function, {"F": functional})
+    def _rebuild(self) -> Callable[..., Any]:
+        function = inspect.unwrap(type(self.module).forward)
+        functional = _stand_in(nn.functional, **{_SDPA: self.attend})
+        stand_ins: list[tuple[Any, Any]] = [(getattr(nn.functional, _SDPA), self.attend), (nn.functional, functional)]
+        if "functional" in function.__code__.co_names:  # spelled out, from torch or torch.nn
+            stand_ins += [(nn, _stand_in(nn, functional=functional))]
+            stand_ins += [(torch, _stand_in(torch, nn=stand_ins[-1][1]))]
+        replacements = {
+            name: new for name in function.__code__.co_names for old, new in stand_ins
+            if function.__globals__.get(name) is old
+        }  # fmt: skip
+        return with_globals(function, replacements)
+
+
+def _stand_in(module: types.ModuleType, **replacements: Any) -> types.ModuleType:
+    """A copy of a module with some of its names replaced."""
+    copy = types.ModuleType(module.__name__)
+    copy.__dict__.update({**vars(module), **replacements})
+    return copy
 
 
 def with_globals(function: types.FunctionType, replacements: dict[str, Any]) -> types.FunctionType:
@@ -114,8 +134,23 @@ def with_globals(function: types.FunctionType, replacements: dict[str, Any]) -> 
     return rebuilt
 
 
-def reroute(module: nn.Module, handler: Handler, *, causal: bool = False, prefix: int = 0) -> Callable[[], None]:
+def reroute(
+    module: nn.Module,
+    handler: Handler,
+    *,
+    causal: bool = False,
+    prefix: int = 0,
+    attributes: Mapping[str, Any] | None = None,
+) -> Callable[[], None]:
     """Send the attention of a module to ``handler``; routes nest, and can be undone in any order.
+
+    Args:
+        module: A module whose class ``calls_sdpa``.
+        handler: Computes the attention output, or returns None for the original's.
+        causal: Whether the site is causal where the call does not say.
+        prefix: Number of leading tokens that are not on the grid.
+        attributes: Values that attributes of the module have while it is routed, such as the switch of a library
+            between SDPA and arithmetic of its own.
 
     Returns:
         A function that takes this route away; with the last one the module is as it was.
@@ -123,7 +158,8 @@ def reroute(module: nn.Module, handler: Handler, *, causal: bool = False, prefix
     rerouted = module.__dict__.get("forward")
     if not isinstance(rerouted, Rerouted):
         rerouted = Rerouted(module, causal=causal, prefix=prefix)
-        module.__dict__["forward"] = rerouted
+        rerouted.replaced = {name: module.__dict__[name] for name in attributes or {}}
+        module.__dict__.update(attributes or {}, forward=rerouted)
     rerouted.routed += 1
     key = rerouted.routed
     rerouted.handlers[key] = handler
@@ -131,8 +167,20 @@ def reroute(module: nn.Module, handler: Handler, *, causal: bool = False, prefix
     def undo() -> None:
         if rerouted.handlers.pop(key, None) is not None and not rerouted.handlers:
             del module.__dict__["forward"]
+            module.__dict__.update(rerouted.replaced)
 
     return undo
+
+
+def _unlike_heads(query: Tensor, key: Tensor, value: Tensor) -> str | None:
+    """Why a call is not ``(batch, heads, tokens, channels)`` of equal heads, or None."""
+    if query.dim() != 4:
+        return "attention inside blocks of tokens"
+    if key.shape[1] != query.shape[1]:
+        return "grouped-query attention"
+    if value.shape[-1] != query.shape[-1]:
+        return f"values have {value.shape[-1]} channels a head, queries {query.shape[-1]}"
+    return None
 
 
 def _four(mask: Tensor | None) -> Tensor | None:

@@ -98,6 +98,10 @@ MinSamples = Annotated[
     int | None,
     typer.Option("--min-samples", rich_help_panel=_DATA, help="Fewer usable samples are an error. [2]"),
 ]
+Resolution = Annotated[
+    int | None,
+    typer.Option("--resolution", rich_help_panel=_DATA, help="Image size in pixels. [the checkpoint's own]"),
+]
 Seed = Annotated[int | None, typer.Option("--seed", rich_help_panel=_DATA, help="Seed of the choice of samples. [0]")]
 Strict = Annotated[
     bool | None,
@@ -141,6 +145,7 @@ def convert(
     min_fidelity: MinFidelity = None,
     samples: Samples = None,
     min_samples: MinSamples = None,
+    resolution: Resolution = None,
     seed: Seed = None,
     strict: Strict = None,
     device: Device = "auto",
@@ -210,6 +215,7 @@ def score(
     granularity: Heads = None,
     samples: Samples = None,
     min_samples: MinSamples = None,
+    resolution: Resolution = None,
     seed: Seed = None,
     strict: Strict = None,
     device: Device = "auto",
@@ -247,6 +253,7 @@ _SETTINGS = (
     "min_fidelity",
     "samples",
     "min_samples",
+    "resolution",
     "seed",
     "strict",
 )

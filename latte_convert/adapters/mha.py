@@ -1,0 +1,274 @@
+"""``torch.nn.MultiheadAttention``, in any model.
+
+The class hides its attention well: in eval mode fused kernels compute it, the encoder layers around it have fused
+kernels of their own that never call it, and an encoder packs padded batches into nested tensors. While a module is
+routed none of these is taken for it: its ``forward`` is replaced by one that projects, hands query, key and value to
+a handler, and projects back; and a hook keeps the encoder layer around it on the path that calls it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from latte_convert.adapters.base import AttentionCall, AttentionSite, Handler, TokenLayout
+from latte_convert.adapters.masks import key_mask, shared_by_queries
+from latte_convert.adapters.reroute import Rerouted, reroute
+
+_CROSS = re.compile(r"(^|[._])(multihead_attn|encoder_attn|cross_?attn|cross_?attention)")
+_TOWERS = {"visual": "vision", "vision": "vision", "text": "text", "encoder": "encoder", "decoder": "decoder"}
+
+
+class TorchAdapter:
+    """Any model with ``torch.nn.MultiheadAttention`` modules in it."""
+
+    name = "torch"
+
+    @staticmethod
+    def accepts(model: nn.Module) -> bool:
+        """Whether ``model`` has attention modules of PyTorch's own class."""
+        return any(isinstance(module, nn.MultiheadAttention) for name, module in model.named_modules() if name)
+
+    def sites(self, model: nn.Module) -> list[AttentionSite]:
+        """Attention modules in order of the module tree.
+
+        ``causal`` is False for all of them: whether one is causal is up to each call's mask.
+        """
+        return [
+            describe(name, module, tower=_tower(name))
+            for name, module in model.named_modules()
+            if name and isinstance(module, nn.MultiheadAttention)
+        ]
+
+    def route(self, model: nn.Module, site: str, handler: Handler) -> Callable[[], None]:
+        """Send the calls of one attention module to ``handler``; routes nest, and undo in any order."""
+        return route(model.get_submodule(site), handler)
+
+    def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
+        """The module's ``out_proj``."""
+        projection: nn.Linear = model.get_submodule(site).out_proj  # type: ignore[assignment]
+        return projection
+
+
+def describe(
+    name: str, module: nn.MultiheadAttention, *, tower: str, causal: bool = False, reason: str | None = None
+) -> AttentionSite:
+    """The site of one ``nn.MultiheadAttention``.
+
+    Args:
+        name: Dotted path of the module.
+        module: The module.
+        tower: The tower it is in.
+        causal: Whether its calls are known to be causal.
+        reason: Why it must stay exact, where the caller knows; else the module's own settings decide.
+    """
+    reason = reason or _obstacle(module)
+    kind: Literal["self", "cross"] = "self" if module._qkv_same_embed_dim and not _CROSS.search(name) else "cross"
+    return AttentionSite(
+        name=name, tower=tower, kind=kind, causal=causal, heads=module.num_heads, head_dim=module.head_dim,
+        eligible=reason is None, reason=reason,
+    )  # fmt: skip
+
+
+def route(
+    module: nn.Module, handler: Handler, *, causal: bool = False, prefix: int | None = None
+) -> Callable[[], None]:
+    """Send the calls of one ``nn.MultiheadAttention`` to ``handler``.
+
+    Args:
+        module: The module.
+        handler: Computes the attention output, or returns None for the original's.
+        causal: Whether a mask with a row per query is expected to be causal; others are recognised by their values,
+            which a compiled graph cannot look at.
+        prefix: Tokens before the image grid, or None where tokens are no grid.
+
+    Returns:
+        A function that takes this route away; with the last one the module is as it was.
+    """
+    if not isinstance(module.__dict__.get("forward"), Rerouted):
+        module.__dict__["forward"] = RoutedMultihead(module, causal=causal, prefix=prefix)
+    undo_route = reroute(module, handler)
+    # A fused encoder layer checks for hooks, and for nothing else that could tell it about us.
+    hook = module.register_forward_pre_hook(_keep_layer_unfused)
+
+    def undo() -> None:
+        undo_route()
+        hook.remove()
+
+    return undo
+
+
+def _keep_layer_unfused(_module: nn.Module, _args: Any) -> None:
+    """Hook that does nothing but be there."""
+
+
+class RoutedMultihead(Rerouted):
+    """Stands in for the ``forward`` of one ``nn.MultiheadAttention``; the latest handler computes its attention.
+
+    A handler that computes leaves no attention weights: they are None, also where ``need_weights`` asks for them.
+    """
+
+    def __init__(self, module: nn.Module, *, causal: bool = False, prefix: int | None = None) -> None:
+        super().__init__(module, causal=causal, prefix=prefix or 0)
+        self.grid = prefix is not None
+
+    def __call__(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Same arguments and results as ``nn.MultiheadAttention.forward``."""
+        if query.is_nested:
+            return self._nested(query), None
+        module: nn.MultiheadAttention = self.module  # type: ignore[assignment]
+        batched = query.dim() == 3
+        q, k, v = (_split(x, module.num_heads) for x in _project(module, *_batch_first(module, query, key, value)))
+        padding = key_padding_mask if batched or key_padding_mask is None else key_padding_mask[None]
+        output = self._attend(q, k, v, padding, attn_mask, is_causal)
+        if output is None:
+            return nn.MultiheadAttention.forward(
+                module, query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            )
+        output = F.linear(output.transpose(1, 2).flatten(2), module.out_proj.weight, module.out_proj.bias)
+        if not batched:
+            return output[0], None
+        return output if module.batch_first else output.transpose(0, 1), None
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None, hint: bool
+    ) -> Tensor | None:
+        """Have the latest handler compute ``(B, H, Nq, d)``; the masks are those of the call, True ignores."""
+        module: nn.MultiheadAttention = self.module  # type: ignore[assignment]
+        batch, _, queries, width = query.shape
+        keys = key.shape[2]
+        dropout = module.dropout if module.training else 0.0
+        padding = None if padding is None else padding[:, None, None]
+        if mask is not None:
+            mask = mask.unflatten(0, (batch, -1)) if mask.dim() == 3 else mask[None, None]
+
+        def exact() -> Tensor:
+            return F.scaled_dot_product_attention(query, key, value, _sum(padding, mask, query), dropout)
+
+        obstacle, kept, causal = None, None, False
+        try:
+            if hint and mask is None:
+                raise ValueError("is_causal is a hint about attn_mask, and there is none")
+            kept = key_mask(_true_attends(padding), queries=queries, keys=keys, causal=False)
+            seen, causal = _read(_true_attends(mask), queries, keys, likely=hint or self.causal)
+            if seen is not None:
+                kept = seen if kept is None else kept & seen
+        except ValueError as error:
+            obstacle = str(error)
+        call = AttentionCall(
+            module=module, query=query, key=key, value=value, scale=width**-0.5,
+            mask=None if kept is None else kept.expand(batch, -1), causal=causal,
+            layout=_layout(queries, self.prefix) if self.grid else TokenLayout(),
+            exact=exact, obstacle=obstacle, dropout=dropout,
+        )  # fmt: skip
+        return self.handlers[max(self.handlers)](call)
+
+    def _nested(self, tokens: Tensor) -> Tensor:
+        """Self-attention over sequences of unequal lengths, as ``nn.TransformerEncoder`` packs a padded batch."""
+        lengths = [len(sequence) for sequence in tokens.unbind()]
+        padded = tokens.to_padded_tensor(0.0)
+        ignored = torch.arange(padded.shape[1], device=padded.device) >= padded.new_tensor(lengths)[:, None]
+        output, _ = self(padded, padded, padded, key_padding_mask=ignored, need_weights=False)
+        return torch.nested.as_nested_tensor([row[:length] for row, length in zip(output, lengths, strict=True)])
+
+
+def _obstacle(module: nn.MultiheadAttention) -> str | None:
+    """Why a module must stay exact, or None."""
+    if module.bias_k is not None or module.bias_v is not None:
+        return "a learned extra key and value (add_bias_kv)"
+    if module.add_zero_attn:
+        return "an extra key and value of zeros (add_zero_attn)"
+    if type(module).forward is not nn.MultiheadAttention.forward:
+        return f"{type(module).__name__} has a forward of its own"
+    patched = module.__dict__.get("forward")
+    if patched is not None and not isinstance(patched, Rerouted):
+        return "its forward was replaced by something else"
+    return None
+
+
+def _tower(name: str) -> str:
+    parts = name.lower().split(".")
+    found = (tower for part in parts for word, tower in _TOWERS.items() if word in part)
+    return next(found, "model")
+
+
+def _batch_first(module: nn.MultiheadAttention, *inputs: Tensor) -> list[Tensor]:
+    """Inputs as ``(B, N, E)``; equal tensors stay the same object, so that they are projected at once."""
+    turned: dict[int, Tensor] = {}
+    for x in inputs:
+        if id(x) not in turned:
+            turned[id(x)] = x[None] if x.dim() == 2 else x if module.batch_first else x.transpose(0, 1)
+    return [turned[id(x)] for x in inputs]
+
+
+def _project(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    bias: Tensor | None = module.in_proj_bias
+    if module.in_proj_weight is None:
+        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    elif query is key and key is value:
+        return F.linear(query, module.in_proj_weight, bias).chunk(3, dim=-1)
+    else:
+        weights = module.in_proj_weight.chunk(3)
+    biases = (None, None, None) if bias is None else bias.chunk(3)
+    inputs = (query, key, value)
+    return tuple(F.linear(x, weight, b) for x, weight, b in zip(inputs, weights, biases, strict=True))
+
+
+def _split(tokens: Tensor, heads: int) -> Tensor:
+    """``(B, N, H·d)`` to ``(B, H, N, d)``."""
+    return tokens.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _true_attends(mask: Tensor | None) -> Tensor | None:
+    """PyTorch's boolean attention masks say what to ignore; additive ones stay as they are."""
+    return ~mask if mask is not None and mask.dtype == torch.bool else mask
+
+
+def _sum(padding: Tensor | None, mask: Tensor | None, like: Tensor) -> Tensor | None:
+    """Both masks as one additive mask."""
+    total: Tensor | None = None
+    for part in (padding, mask):
+        if part is None:
+            continue
+        if part.dtype == torch.bool:
+            part = like.new_zeros(part.shape).masked_fill(part, float("-inf"))
+        total = part if total is None else total + part
+    return total
+
+
+def _read(mask: Tensor | None, queries: int, keys: int, *, likely: bool) -> tuple[Tensor | None, bool]:
+    """Key mask and causality of a 4-D mask in which True attends.
+
+    Raises:
+        ValueError: It is neither key padding nor causal, or a compiled graph cannot tell.
+    """
+    if mask is None:
+        return None, False
+    if shared_by_queries(mask):
+        return key_mask(mask, queries=queries, keys=keys, causal=False), False
+    if torch.compiler.is_compiling() and not likely:
+        raise ValueError("a compiled graph cannot see whether the attention mask is causal: pass is_causal=True")
+    try:
+        return key_mask(mask, queries=queries, keys=keys, causal=likely), likely
+    except ValueError:
+        return key_mask(mask, queries=queries, keys=keys, causal=not likely), not likely
+
+
+def _layout(tokens: int, prefix: int) -> TokenLayout:
+    side = int(max(tokens - prefix, 0) ** 0.5)
+    return TokenLayout(prefix=prefix, grid=(side, side) if side and side * side == tokens - prefix else None)

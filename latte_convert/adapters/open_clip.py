@@ -1,0 +1,153 @@
+"""open_clip models: its own towers, and those it takes from timm and Transformers.
+
+Its transformer blocks hold ``torch.nn.MultiheadAttention`` or, with any of the custom settings, an attention of
+their own that calls ``F.scaled_dot_product_attention``. A timm trunk or a Transformers text model inside is left to
+the adapter of that library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from open_clip.hf_model import HFTextEncoder
+from open_clip.model import CLIP, CustomTextCLIP
+from open_clip.modified_resnet import AttentionPool2d
+from open_clip.timm_model import TimmModel
+from open_clip.transformer import Attention, AttentionalPooler, MultimodalTransformer
+from torch import nn
+
+from latte_convert.adapters import mha
+from latte_convert.adapters.base import Adapter, AttentionSite, Handler
+from latte_convert.adapters.reroute import Rerouted, calls_sdpa, reroute
+
+_POOLING = "attention pooling by learned queries"
+
+
+@dataclass(frozen=True)
+class _Guest:
+    """A model of another library inside an open_clip model.
+
+    Attributes:
+        path: Its dotted path.
+        tower: The tower that it is.
+        model: The model.
+        adapter: The adapter of its library.
+    """
+
+    path: str
+    tower: str
+    model: nn.Module
+    adapter: Adapter
+
+
+class OpenClipAdapter:
+    """CLIP, CustomTextCLIP (SigLIP and others with a text tower of their own) and CoCa."""
+
+    name = "open_clip"
+
+    @staticmethod
+    def accepts(model: nn.Module) -> bool:
+        """Whether ``model`` is one of open_clip's two-tower models."""
+        from open_clip.coca_model import CoCa
+
+        return isinstance(model, CLIP | CustomTextCLIP | CoCa)
+
+    def sites(self, model: nn.Module) -> list[AttentionSite]:
+        """Attention modules in order of the module tree: towers ``vision`` and ``text``, CoCa's ``decoder``."""
+        guests = {guest.path: guest for guest in _guests(model)}
+        found: list[AttentionSite] = []
+        for name, module in model.named_modules():
+            if name in guests:
+                guest = guests[name]
+                found += [
+                    replace(site, name=f"{name}.{site.name}", tower=guest.tower)
+                    for site in guest.adapter.sites(guest.model)
+                ]
+            elif not any(name.startswith(f"{path}.") for path in guests):
+                found += _own_site(model, name, module)
+        return found
+
+    def route(self, model: nn.Module, site: str, handler: Handler) -> Callable[[], None]:
+        """Send the calls of one attention module to ``handler``; routes nest, and undo in any order."""
+        if (guest := _guest_of(model, site)) is not None:
+            return guest.adapter.route(guest.model, site[len(guest.path) + 1 :], handler)
+        module, causal = model.get_submodule(site), _is_causal(model, site)
+        prefix = 1 if _tower(site) == "vision" else None  # the class token
+        if isinstance(module, nn.MultiheadAttention):
+            return mha.route(module, handler, causal=causal, prefix=prefix)
+        return reroute(module, handler, causal=causal, prefix=prefix or 0)
+
+    def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
+        """The linear layer that reads the attention output, or None where something stands between the two."""
+        if (guest := _guest_of(model, site)) is not None:
+            return guest.adapter.output_projection(guest.model, site[len(guest.path) + 1 :])
+        module: Any = model.get_submodule(site)
+        if isinstance(module, Attention) and not (
+            module.head_scale is None and isinstance(module.ln_inner, nn.Identity)
+        ):
+            return None
+        projection: nn.Linear = module.out_proj
+        return projection
+
+
+def _guests(model: nn.Module) -> Iterator[_Guest]:
+    visual, text = getattr(model, "visual", None), getattr(model, "text", None)
+    if isinstance(visual, TimmModel):
+        from latte_convert.adapters.timm import TimmAdapter
+
+        yield _Guest("visual.trunk", "vision", visual.trunk, TimmAdapter())
+    if isinstance(text, HFTextEncoder):
+        from latte_convert.adapters.hf import HFAdapter
+
+        yield _Guest("text.transformer", "text", text.transformer, HFAdapter())
+
+
+def _guest_of(model: nn.Module, site: str) -> _Guest | None:
+    return next((guest for guest in _guests(model) if site.startswith(f"{guest.path}.")), None)
+
+
+def _own_site(model: nn.Module, name: str, module: nn.Module) -> list[AttentionSite]:
+    """The site of a module of open_clip's own, or none."""
+    tower, causal = _tower(name), _is_causal(model, name)
+    if isinstance(module, nn.MultiheadAttention):
+        pooler = isinstance(model.get_submodule(name.rpartition(".")[0]), AttentionalPooler)
+        site = mha.describe(name, module, tower=tower, causal=causal, reason=_POOLING if pooler else None)
+        return [replace(site, kind="cross") if pooler or ".cross_attn." in name else site]
+    if isinstance(module, Attention):
+        reason = _obstacle(module)
+        return [
+            AttentionSite(name, tower, "self", causal, module.num_heads, module.head_dim, reason is None, reason)
+        ]
+    if isinstance(module, AttentionPool2d) or type(module).__name__ in ("AttentionPool2d", "RotAttentionPool2d"):
+        pool: Any = module
+        heads, width = pool.num_heads, (pool.q_proj if hasattr(pool, "q_proj") else pool.proj).in_features
+        return [AttentionSite(name, tower, "cross", False, heads, width // heads, False, _POOLING)]
+    return []
+
+
+def _obstacle(module: Attention) -> str | None:
+    """Why an attention of open_clip's own class must stay exact, or None."""
+    if module.logit_scale is not None or not module.use_fsdpa:
+        return "computes attention itself instead of through scaled_dot_product_attention (scaled cosine)"
+    if not calls_sdpa(type(module)):
+        return f"{type(module).__name__} does not call scaled_dot_product_attention"
+    patched = module.__dict__.get("forward")
+    if patched is not None and not isinstance(patched, Rerouted):
+        return "its forward was replaced by something else"
+    return None
+
+
+def _tower(name: str) -> str:
+    first = name.partition(".")[0]
+    return {"visual": "vision", "text_decoder": "decoder"}.get(first, "text")
+
+
+def _is_causal(model: nn.Module, name: str) -> bool:
+    """Whether a site's tower has a causal mask: the text tower's, unless it is bidirectional, and CoCa's decoder."""
+    tower = _tower(name)
+    if tower == "vision" or ".cross_attn." in name:
+        return False
+    owner = model.get_submodule("text_decoder") if tower == "decoder" else getattr(model, "text", model)
+    return isinstance(owner, MultimodalTransformer) or getattr(owner, "attn_mask", None) is not None

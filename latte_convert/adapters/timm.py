@@ -1,0 +1,151 @@
+"""timm models: every attention module that calls ``F.scaled_dot_product_attention`` and does no more than that.
+
+What a module computes is read from its attributes and its bytecode, so a new model of timm needs no entry here.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from latte_convert.adapters.base import AttentionSite, Handler
+from latte_convert.adapters.reroute import calls_sdpa, reroute
+
+# Attributes of attention modules, or of the modules around them, that add to the logits by relative position.
+_BIASES = ("relative_position_bias_table", "rel_pos_bias", "rel_pos", "shared_rel_pos", "rel_pos_h", "cpb_mlp",
+           "attention_biases", "pos_embed_rel")  # fmt: skip
+_WINDOWS = ("window_size", "ws", "use_mask_unit_attn", "partition_size")
+_ATTENTION = re.compile(r"Attention|Attn")
+_POOLING = re.compile(r"Pool(?!First)|ClassAtt|ClsAtt")
+_CHANNELS = re.compile(r"XCA|CrossCovariance|ChannelAtt")
+_OUTPUTS = ("proj", "attn_out_proj", "out_proj", "o_proj")
+
+
+class TimmAdapter:
+    """Generic adapter for timm models."""
+
+    name = "timm"
+
+    @staticmethod
+    def accepts(model: nn.Module) -> bool:
+        """Whether ``model`` is a timm model, or of a class derived from one."""
+        return any(kind.__module__.partition(".")[0] == "timm" for kind in type(model).__mro__)
+
+    def sites(self, model: nn.Module) -> list[AttentionSite]:
+        """Attention modules in order of the module tree."""
+        return [_describe(model, name, module) for name, module in model.named_modules() if name and _attends(module)]
+
+    def route(self, model: nn.Module, site: str, handler: Handler) -> Callable[[], None]:
+        """Send the calls of one attention module to ``handler``.
+
+        A module that timm built without fused attention calls SDPA for as long as it is routed.
+
+        Args:
+            model: The model.
+            site: Name of the attention module.
+            handler: Computes the attention output, or returns None for the original's.
+
+        Returns:
+            A function that takes this route away; with the last one the module is as it was. A second call does
+            nothing.
+        """
+        module = model.get_submodule(site)
+        fused = {"fused_attn": True} if "fused_attn" in module.__dict__ else {}
+        return reroute(module, handler, prefix=_prefix_tokens(model, site), attributes=fused)
+
+    def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
+        """The linear layer that reads the attention output; None behind a norm or a gate, or where there is none."""
+        module = model.get_submodule(site)
+        if getattr(module, "gate", None) is not None or not isinstance(getattr(module, "norm", None), _NOTHING):
+            return None
+        heads, head_dim = _heads(module)
+        for name in _OUTPUTS:
+            layer = getattr(module, name, None)
+            if isinstance(layer, nn.Linear) and layer.in_features == heads * head_dim:
+                return layer
+        return None
+
+
+_NOTHING = (type(None), nn.Identity)
+
+
+def _attends(module: nn.Module) -> bool:
+    """Whether a module computes attention: through SDPA, or with a softmax of its own."""
+    if calls_sdpa(type(module)) or isinstance(module, nn.MultiheadAttention):
+        return True
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return bool(_ATTENTION.search(type(module).__name__)) and code is not None and "softmax" in code.co_names
+
+
+def _describe(model: nn.Module, name: str, module: nn.Module) -> AttentionSite:
+    heads, head_dim = _heads(module)
+    reason = _obstacle(model, name, module)
+    return AttentionSite(
+        name=name, tower="vision", kind="self", causal=False, heads=heads, head_dim=head_dim,
+        eligible=reason is None, reason=reason,
+    )  # fmt: skip
+
+
+def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
+    """Why a site must stay exact, or None."""
+    kind = type(module).__name__
+    parent = model.get_submodule(name.rpartition(".")[0])
+    if _POOLING.search(kind):
+        return "attention pooling: a few queries"
+    if _CHANNELS.search(kind):
+        return "attention over channels: it is linear in the tokens already"
+    if any(_positive(getattr(holder, attribute, None)) for holder in (module, parent) for attribute in _WINDOWS):
+        return "windowed attention: it is linear already"
+    if any(getattr(m, attribute, None) is not None for m in (module, parent, model) for attribute in _BIASES):
+        return "relative-position bias on the logits"
+    if not calls_sdpa(type(module)):
+        return "computes attention itself instead of through scaled_dot_product_attention"
+    if _softmaxes(type(module)) > 1:
+        return f"combines {_softmaxes(type(module))} attention maps"
+    if "MultiQuery" in kind or getattr(module, "num_kv_heads", None) not in (None, _heads(module)[0]):
+        return "grouped-query attention"
+    return None
+
+
+def _positive(value: Any) -> bool:
+    """Whether a window size is set: a number or some of a pair of them."""
+    return any(value) if isinstance(value, tuple | list) else bool(value)
+
+
+def _softmaxes(kind: type[nn.Module]) -> int:
+    """How often the forward of a class calls SDPA."""
+    instructions = dis.get_instructions(inspect.unwrap(kind.forward))
+    return sum(instruction.argval == "scaled_dot_product_attention" for instruction in instructions)
+
+
+def _heads(module: nn.Module) -> tuple[int, int]:
+    """Number of heads and channels per head; modules that do not name the latter have the query's width."""
+    heads = next((n for name in ("num_heads", "heads") if isinstance(n := getattr(module, name, None), int)), 1)
+    head_dim = next((n for name in ("head_dim", "key_dim") if isinstance(n := getattr(module, name, None), int)), 0)
+    return heads, head_dim or _query_width(module) // heads
+
+
+def _query_width(module: nn.Module) -> int:
+    for name, parts in (("qkv", 3), ("q", 1), ("q_proj", 1)):
+        layer = getattr(module, name, None)
+        weight = getattr(layer, "weight", None)
+        if isinstance(layer, nn.Linear | nn.Conv2d) and weight is not None:
+            return int(weight.shape[0]) // parts
+    return int(getattr(module, "embed_dim", 1))
+
+
+def _prefix_tokens(model: nn.Module, name: str) -> int:
+    """Class and register tokens before the patches, as the nearest module around a site counts them."""
+    return next((n for m in _ancestors(model, name) if isinstance(n := getattr(m, "num_prefix_tokens", None), int)), 0)
+
+
+def _ancestors(model: nn.Module, name: str) -> Iterator[nn.Module]:
+    """The modules around a module, innermost first."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, -1, -1):
+        yield model.get_submodule(".".join(parts[:end]))

@@ -1,0 +1,213 @@
+"""timm checkpoints: a ``config.json`` with an architecture and timm's own weights, local or from the Hub."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from latte_convert.adapters.checkpoint import Checkpoint, _download, _weight_files, read_json
+from latte_convert.adapters.hf_checkpoint import _dtype
+from latte_convert.calibration.feed import Batch
+from latte_convert.errors import CheckpointError, nearest
+
+if TYPE_CHECKING:
+    from latte_convert.calibration.data import Modality, Sample
+
+_DATA_CONFIG = ("input_size", "interpolation", "mean", "std", "crop_pct")
+"""What timm's evaluation transform is made from; timm would fill gaps with ImageNet's values."""
+
+
+def resolve_timm(name: str, *, allow_pickle: bool = False, identifier: str | None = None) -> TimmCheckpoint:
+    """Find a timm checkpoint.
+
+    Args:
+        name: ``local-dir:PATH``, ``hf-hub:OWNER/NAME``, or a model of timm with or without a pretrained tag, such as
+            ``vit_small_patch14_dinov2.lvd142m``, whose weights come from the Hub.
+        allow_pickle: Accept ``pytorch_model.bin`` where there is no safetensors file.
+        identifier: What the user called it; a ``timm:`` id, or the absolute path where None.
+
+    Raises:
+        CheckpointError: There is no such model, or it has no usable weights or configuration.
+    """
+    source, _, rest = name.partition(":")
+    if source == "local-dir":
+        path = Path(rest).expanduser().resolve()
+        if not path.is_dir():
+            siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+            raise CheckpointError(f"there is no timm model at '{rest}' ({nearest(path.name, siblings)}).")
+        return _open(identifier or str(path), path, None, allow_pickle)
+    repo = rest if source in ("hf-hub", "hf_hub") else _hub_id(name)
+    repo, _, revision = repo.partition("@")
+    try:
+        path = _download(repo, revision or None, allow_pickle)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"timm:{name} has its weights on the Hub, and they cannot be had: {error} A folder written by "
+            "timm.models.save_for_hf is read as timm:local-dir:PATH."
+        ) from None
+    return _open(identifier or f"timm:{name}", path, path.name, allow_pickle)
+
+
+def _open(identifier: str, path: Path, revision: str | None, allow_pickle: bool) -> TimmCheckpoint:
+    config = read_json(path / "config.json")
+    return TimmCheckpoint(identifier, path, _weight_files(path, allow_pickle), config=config, revision=revision)
+
+
+def _hub_id(name: str) -> str:
+    """The Hub repository of a model of timm."""
+    import timm
+
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        tagged = timm.list_models(pretrained=True) if tag else []
+        raise CheckpointError(
+            f"timm {timm.__version__} has no model '{name}' ({nearest(name, [*tagged, *timm.list_models()])})."
+        )
+    tagged = timm.list_models(f"{architecture}.*", pretrained=True)
+    if tag and name not in tagged:
+        raise CheckpointError(f"timm {timm.__version__} has no weights '{name}' ({nearest(name, tagged)}).")
+    repo = getattr(timm.get_pretrained_cfg(name), "hf_hub_id", None)
+    if not repo:
+        raise CheckpointError(
+            f"timm has no weights on the Hub for '{name}' ({nearest(name, tagged)}). Give a folder written by "
+            "timm.models.save_for_hf as timm:local-dir:PATH."
+        )
+    return str(repo)
+
+
+class TimmCheckpoint(Checkpoint):
+    """A timm checkpoint; ``config`` holds the contents of its ``config.json``."""
+
+    library = "timm"
+
+    def __init__(
+        self, identifier: str, path: Path, weights: tuple[Path, ...], *, config: dict[str, Any], **options: Any
+    ) -> None:
+        super().__init__(identifier, path, weights, **options)
+        self.config = config
+
+    @cached_property
+    def model_class(self) -> str:
+        """Name of the class that timm builds."""
+        with torch.device("meta"):
+            return type(self._create()).__name__
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """Images."""
+        return ("image",)
+
+    def processor(self, modality: Modality) -> TimmProcessor:
+        """timm's own evaluation transform, made from the checkpoint's data configuration."""
+        if modality != "image":
+            raise CheckpointError(f"{self.id} is a timm model: it takes images, no {modality}.")
+        # Old exports have one flat dictionary.
+        given = self.config.get("pretrained_cfg", self.config)
+        missing = [key for key in _DATA_CONFIG if not isinstance(given, dict) or given.get(key) is None]
+        if missing:
+            raise CheckpointError(
+                f"{self.id} has no usable data configuration, and guessing its preprocessing would be wrong: add "
+                f"{', '.join(missing)} to pretrained_cfg in its config.json."
+            )
+        return TimmProcessor(self.id, given)
+
+    def instantiate(self, tensors: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
+        """Build the timm class from tensors, strictly; see ``Checkpoint``.
+
+        Tensors in another layout than timm's (DINOv2's or CLIP's own release) go through the architecture's own
+        ``checkpoint_filter_fn``, as in ``timm.create_model``.
+        """
+        model = self._create().to(_dtype(tensors))
+        expected = model.state_dict()
+        if not _fit(tensors, expected):
+            tensors = self._filtered(tensors, model)
+        missing = sorted(expected.keys() - tensors.keys())
+        mismatched = sorted(key for key in expected.keys() & tensors.keys() if tensors[key].shape != expected[key].shape)
+        if missing or mismatched:
+            raise CheckpointError(
+                f"{self.id} does not fill {type(model).__name__}: "
+                + "; ".join(f"{len(keys)} tensors {what} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
+                            for keys, what in ((missing, "missing"), (mismatched, "of another shape")) if keys)
+                + ". They would be random; use a checkpoint saved from this architecture."
+            )  # fmt: skip
+        model.load_state_dict(tensors, strict=False)
+        return model.eval(), sorted(tensors.keys() - expected.keys())
+
+    def _create(self) -> nn.Module:
+        """The timm model with random weights."""
+        import timm
+
+        architecture = self.config.get("architecture")
+        if not isinstance(architecture, str) or not timm.is_model(architecture):
+            raise CheckpointError(
+                f"{self.id}: timm {timm.__version__} does not know the architecture {architecture!r} "
+                f"({nearest(str(architecture), timm.list_models())})."
+            )
+        try:
+            model: nn.Module = timm.create_model(f"local-dir:{self.path}", pretrained=False)
+        except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
+            raise CheckpointError(f"{self.id}: timm cannot build {architecture} from its config.json: {error}") from None
+        return model
+
+    def _filtered(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+        filter_fn = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+        if filter_fn is None:
+            return tensors
+        arguments = (dict(tensors), model)[: len(inspect.signature(filter_fn).parameters)]
+        try:
+            return dict(filter_fn(*arguments))
+        except (KeyError, RuntimeError, ValueError, AttributeError):
+            return tensors  # foreign tensors: their names are reported as they are
+
+
+def _fit(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return all(key in tensors and tensors[key].shape == tensor.shape for key, tensor in expected.items())
+
+
+class TimmProcessor:
+    """timm's evaluation transform; see ``calibration.feed.Processor``.
+
+    Args:
+        identifier: What the user called the checkpoint, for messages.
+        config: Its ``pretrained_cfg``.
+
+    Raises:
+        CheckpointError: The model takes neither grey nor colour images, or timm refuses the configuration.
+    """
+
+    modality: Modality = "image"
+    sampling_rate: int | None = None
+
+    def __init__(self, identifier: str, config: dict[str, Any]) -> None:
+        from timm.data import create_transform, resolve_data_config
+
+        self.truncated: set[str] = set()
+        try:
+            settings = resolve_data_config(pretrained_cfg=config)
+            channels = int(settings["input_size"][0])
+            self.transform = create_transform(**settings, is_training=False)
+        except (TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
+            raise CheckpointError(f"{identifier}: timm cannot use its data configuration: {error!r}") from None
+        if channels not in (1, 3):
+            raise CheckpointError(f"{identifier} takes images of {channels} channels; only grey and colour are read.")
+        self._mode = "RGB" if channels == 3 else "L"
+
+    def prepare(self, sample: Sample, model: nn.Module) -> Batch:
+        """Turn a sample into the model's first argument, ``(1, channels, height, width)``."""
+        image: Any = sample.value
+        name = next(iter(inspect.signature(model.forward).parameters))
+        return {name: self.transform(image.convert(self._mode)).unsqueeze(0)}
+
+    def method(self, _model: nn.Module) -> str:
+        """The model's own forward."""
+        return "forward"
+
+    def towers(self, _model: nn.Module) -> set[str] | None:
+        """All of the model."""
+        return None
