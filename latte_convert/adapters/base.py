@@ -8,7 +8,7 @@ kernels: a handler decides what a routed module computes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -82,6 +82,17 @@ class AttentionCall:
     exact: Callable[[], Tensor]
     obstacle: str | None = None
     dropout: float = 0.0
+
+    def sample(self, index: int) -> AttentionCall:
+        """The same call for one sample of the batch, as a batch of one."""
+        one = slice(index, index + 1)
+        return replace(
+            self,
+            query=self.query[one],
+            key=self.key[one],
+            value=self.value[one],
+            mask=None if self.mask is None else self.mask[one],
+        )
 
 
 Handler = Callable[[AttentionCall], "Tensor | None"]

@@ -33,7 +33,9 @@ def outputs_of(model: nn.Module, modules: Iterable[str]) -> Iterator[dict[str, T
 
     def record(name: str) -> Any:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            outputs[name] = (output[0] if isinstance(output, tuple | list) else output).detach()
+            first = (output[0] if isinstance(output, tuple | list) else output).detach()
+            # PyTorch's encoder layers hand padded batches on as nested tensors.
+            outputs[name] = first.to_padded_tensor(0.0) if first.is_nested else first
 
         return hook
 

@@ -92,15 +92,19 @@ class LatteFit:
         """Add one sample.
 
         Args:
-            call: The call of the original model, batch size 1.
-            target: Its exact attention output ``(1, H, Nq, dv)``.
+            call: The call of the original model.
+            target: Its exact attention output ``(B, H, Nq, dv)``.
         """
-        if self.failure is not None:
-            return
         observe = (self._observe_search, self._observe_refine, self._observe_scale)[self._stage]
-        moments = observe(call, target.float()[0])
-        self._moments = tuple(a + b for a, b in zip(self._moments, moments, strict=True)) if self._moments else moments
-        self._samples += 1
+        for i in range(len(target)):
+            if self.failure is not None:
+                return
+            one = call.sample(i)
+            moments = observe(one, target[i].float())
+            self._moments = (
+                tuple(a + b for a, b in zip(self._moments, moments, strict=True)) if self._moments else moments
+            )
+            self._samples += 1
 
     def end_pass(self) -> None:
         """Turn the moments of a pass into parameters."""
@@ -196,7 +200,8 @@ class LatteFit:
 
     def _observe_scale(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
         shift, ratio = (x.to(target.device) for x in self._best or ())
-        rows = torch.arange(target.shape[1], device=target.device)
+        rows = self._valid(call)
+        target = target[:, rows]
         mean, part, share = self._terms(call, shift, rows)
         r = ratio.reshape(-1, 1, 1)
         output = (mean + r * part / (1 + r * share)).transpose(0, 1).flatten(1)
@@ -220,10 +225,16 @@ class LatteFit:
 
     def _rows(self, call: AttentionCall) -> Tensor:
         """A seeded choice of query positions, different for each sample."""
-        queries = call.query.shape[2]
+        valid = self._valid(call)
         generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + self._samples)
-        rows = torch.randperm(queries, generator=generator)[:ROWS].sort().values
-        return rows.to(call.query.device)
+        chosen = torch.randperm(len(valid), generator=generator)[:ROWS].sort().values
+        return valid[chosen.to(valid.device)]
+
+    def _valid(self, call: AttentionCall) -> Tensor:
+        """Positions of the queries that count: in self-attention, a masked key is a padded query as well."""
+        if call.mask is not None and self.site.kind == "self" and call.query.shape[2] == call.key.shape[2]:
+            return call.mask[0].nonzero()[:, 0]
+        return torch.arange(call.query.shape[2], device=call.query.device)
 
     def _candidates(self, call: AttentionCall, rows: Tensor) -> Iterator[Tensor]:
         """The kernel's output ``(H, n, dv)`` on some rows for each candidate; equal shifts share their terms."""

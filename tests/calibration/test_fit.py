@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -210,3 +212,21 @@ def test_without_a_projection_the_error_is_that_of_the_attention_output():
     identity = nn.Linear(HEADS * DIM, HEADS * DIM)
     nn.init.eye_(identity.weight)
     assert run(Recipe(), calls, None).error == pytest.approx(run(Recipe(), calls, identity).error, rel=1e-5)
+
+
+def test_a_padded_batch_counts_like_its_samples(projection):
+    long, short = call(0), call(1, tokens=40)
+    pad = TOKENS - 40
+    query, key, value = (
+        torch.cat([a, torch.nn.functional.pad(b, (0, 0, 0, pad), value=7.0)])
+        for a, b in ((long.query, short.query), (long.key, short.key), (long.value, short.value))
+    )
+    mask = torch.arange(TOKENS) < torch.tensor([[TOKENS], [40]])
+    batch = dataclasses.replace(
+        long, query=query, key=key, value=value, mask=mask,
+        exact=lambda: softmax_reference(query, key, value, scale=DIM**-0.5, mask=mask),
+    )  # fmt: skip
+    together, apart = run(Recipe(), [batch], projection), run(Recipe(), [long, short], projection)
+    assert together.error == pytest.approx(apart.error, rel=1e-4)
+    for name, value in together.kernel.named_parameters():
+        assert torch.allclose(value, dict(apart.kernel.named_parameters())[name], rtol=1e-3, atol=1e-4), name
