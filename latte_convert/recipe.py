@@ -40,7 +40,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kernel: str = "latte"
+    kernel: Literal["latte"] = "latte"
     tte: bool = True
     jpn: bool = True
     sigma: bool = True
@@ -80,13 +80,9 @@ class Recipe(BaseModel):
             RecipeError: A key is unknown or a value is out of range.
         """
         try:
-            recipe = cls(**values)
+            return cls(**values)
         except ValidationError as error:
             raise RecipeError(f"{origin}: " + "; ".join(_explain(e) for e in error.errors())) from None
-        from latte_convert.kernels.registry import get_kernel  # imports torch
-
-        get_kernel(recipe.kernel)
-        return recipe
 
     @classmethod
     def from_yaml(cls, path: Path, **overrides: Any) -> Recipe:
