@@ -186,6 +186,12 @@ def analyse(job: Job, progress: Progress = silent) -> Plan:
             progress=progress,
         )
     job.plan = select(job.sites, {name: score.value for name, score in job.scores.items()}, recipe)
+    broken = [name for name, score in job.scores.items() if score.value == float("inf")]
+    if broken:
+        job.warnings.append(
+            f"{len(broken)} sites are not finite when linear and were not chosen: {', '.join(broken[:3])}"
+            f"{', …' if len(broken) > 3 else ''}."
+        )
     return job.plan
 
 
@@ -215,7 +221,12 @@ def _gate(job: Job) -> None:
     cosine = fidelity.outputs[fidelity.primary].cosine
     if cosine < least:
         raise GateError(
-            f"held-out fidelity is {cosine:.4f} (cosine of {fidelity.primary}), below the {least} asked for; "
+            f"held-out fidelity is {_below(cosine, least)} (cosine of {fidelity.primary}), below the {least} asked for; "
             f"nothing was written. Convert fewer sites (now {len(job.plan.converted) if job.plan else 0}) with --ratio "
             "or -k, or lower --min-fidelity."
         )
+
+
+def _below(value: float, bound: float) -> str:
+    """A number with as many digits as it takes to see that it is below a bound."""
+    return next((text for d in range(4, 17) if float(text := f"{value:.{d}f}") < bound), repr(value))

@@ -16,7 +16,7 @@ from latte_convert.adapters import AttentionSite, find_adapter
 from latte_convert.calibration.feed import BatchFeed, Feed, JoinedFeed, SampleFeed, run
 from latte_convert.calibration.fit import Fit
 from latte_convert.errors import CheckpointError, DataError
-from latte_convert.evaluation.fidelity import Fidelity
+from latte_convert.evaluation.fidelity import Fidelity, named_outputs
 from latte_convert.kernels.base import Kernel
 from latte_convert.recipe import Recipe
 from latte_convert.rewrite.plan import Plan
@@ -122,21 +122,30 @@ def prepare(
             f"{len(unexpected)} tensors of the checkpoint have no place in {source.model_class} "
             f"({', '.join(unexpected[:3])}{', …' if len(unexpected) > 3 else ''}); they are kept in the artifact."
         )
-    if recipe.resolution is not None:
-        _check_resolution(job)
+    _check_first_sample(job)
     job.seconds["load"] = time.perf_counter() - start
     return job
 
 
-def _check_resolution(job: Job) -> None:
-    """Run one sample: some models take no other image size than their own."""
-    try:
-        run(job.model, next(iter(job.fitting)))
-    except (ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+def _check_first_sample(job: Job) -> None:
+    """Run one sample of each kind: a processor whose images have another size than the model's shows here."""
+    seen: set[str] = set()
+    for feed in job.fitting.feeds if isinstance(job.fitting, JoinedFeed) else []:
+        inputs = next(iter(feed))
+        try:
+            output = run(job.model, inputs)
+        except (ValueError, RuntimeError, TypeError, IndexError, KeyError) as error:
+            shapes = {key: tuple(value.shape) for key, value in inputs.kwargs.items() if hasattr(value, "shape")}
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise CheckpointError(
+                f"{type(job.model).__name__} does not run on what its processor makes of a sample {shapes}: {reason}"
+            ) from error
+        seen |= {name for name, tensor in named_outputs(output) if not bool(tensor.isfinite().all())}
+    if seen:
         raise CheckpointError(
-            f"{type(job.model).__name__} does not run at resolution {job.recipe.resolution}: {reason}"
-        ) from None
+            f"the original model's own output is not finite ({', '.join(sorted(seen))}): its weights hold NaN or "
+            "overflow in this dtype."
+        )
 
 
 def _sample_sources(calib: Any) -> list[str | Path]:

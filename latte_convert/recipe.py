@@ -38,7 +38,7 @@ class Recipe(BaseModel):
         min_fidelity: Lowest mean cosine of the held-out final output that is accepted.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     kernel: Literal["latte"] = "latte"
     tte: bool = True
@@ -58,7 +58,7 @@ class Recipe(BaseModel):
     holdout: float = Field(0.25, gt=0, lt=1)
     min_samples: int = Field(2, ge=2)
     resolution: int | None = Field(None, ge=1)
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**31)
     strict: bool = False
     min_fidelity: float | None = Field(None, ge=-1, le=1)
 

@@ -5,7 +5,7 @@
 
 The pictures come from ``scripts/scenes.py``. A caption says how many digits there are, and of the two largest the
 digit, the colour and the place: "three digits , a red seven at the top left and a green four at the bottom right".
-Training scenes are drawn as they are needed and never twice; evaluation scenes show digits that no training scene shows.
+Training scenes are drawn as they are needed and never twice; held-out scenes show digits that no training scene shows.
 The result is a Transformers directory: ``CLIPModel``, image processor and tokenizer.
 """
 
@@ -16,6 +16,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,14 @@ from scenes import COLOURS, COLUMNS, ROWS, Scene, render
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 from transformers.optimization import get_cosine_schedule_with_warmup
 
 SIZE = 64  # pixels a side: with patches of 8, the smallest digit spans about two of them
@@ -45,7 +53,8 @@ class Named(NamedTuple):
     place: str
 
 
-class Pair(NamedTuple):
+@dataclass(frozen=True)
+class Pair:
     """A picture, uint8 ``(SIZE, SIZE, 3)``, how many digits it shows, and those that its caption names."""
 
     image: np.ndarray
@@ -62,7 +71,7 @@ class Parts(NamedTuple):
     """What a model directory holds."""
 
     model: CLIPModel
-    tokenizer: PreTrainedTokenizerFast
+    tokenizer: PreTrainedTokenizerBase
     processor: CLIPImageProcessor
 
 
@@ -121,7 +130,13 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 def build() -> Parts:
     """A model with random weights, and what feeds it."""
     tokenizer = build_tokenizer()
-    tower = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
+    tower = {
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "projection_dim": 128,
+    }
     text = {
         "vocab_size": len(tokenizer),
         "max_position_embeddings": POSITIONS,

@@ -18,8 +18,23 @@ if TYPE_CHECKING:
 
 MANIFEST = "latte.json"
 INDEX = "model.safetensors.index.json"
-# The last pattern is for sub-configurations such as 1_Pooling/config.json.
-_SIDECARS = ("*.json", "*.txt", "*.model", "*.spm", "*.tiktoken", "*.jinja", "*.py", "LICENSE*", "NOTICE*", "*/*.json")
+# The last pattern is for the modules of sentence-transformers, such as 1_Pooling/config.json.
+_SIDECARS = (
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.spm",
+    "*.tiktoken",
+    "*.codes",
+    "*.bpe",
+    "*.vocab",
+    "*.jinja",
+    "*.py",
+    "README.md",
+    "LICENSE*",
+    "NOTICE*",
+    "[0-9]*_*/*",
+)
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf")
 
 
@@ -28,6 +43,7 @@ class Checkpoint(ABC):
 
     Attributes:
         library: Name of the library that its class comes from.
+        weights_stem: Under which name its library keeps weights, ``<stem>.safetensors``.
         id: What the user called it: a Hub id, or the absolute path.
         path: Its local directory.
         weights: The weight files, safetensors unless a pickle was allowed.
@@ -36,6 +52,7 @@ class Checkpoint(ABC):
     """
 
     library: ClassVar[str]
+    weights_stem: ClassVar[str] = "model"
 
     def __init__(
         self,
@@ -105,7 +122,8 @@ class Checkpoint(ABC):
 
     def sidecars(self) -> list[str]:
         """Small files that belong to the checkpoint, relative to it: configuration, tokenizer, processor, licence."""
-        ours = {MANIFEST, "report.json", INDEX, "pytorch_model.bin.index.json"}
+        indices = {INDEX, f"{self.weights_stem}.safetensors.index.json", "pytorch_model.bin.index.json"}
+        ours = {MANIFEST, *indices, *(["report.json"] if self.is_artifact else [])}
         found = {path for pattern in _SIDECARS for path in self.path.glob(pattern) if path.is_file()}
         return sorted(path.relative_to(self.path).as_posix() for path in found if path.name not in ours)
 
@@ -118,6 +136,9 @@ class Checkpoint(ABC):
         tensors: dict[str, Tensor] = {}
         for file in self.weights:
             tensors.update(_read_file(file))
+        strange = [str(t.dtype) for t in tensors.values() if t.is_floating_point() and t.itemsize < 2]
+        if strange:
+            raise CheckpointError(f"{self.id} holds quantised weights ({strange[0]}); give the unquantised checkpoint.")
         return tensors
 
     def original_tensors(self) -> dict[str, Tensor]:
@@ -128,7 +149,10 @@ class Checkpoint(ABC):
         """
         from latte_convert.artifact.tensors import is_ours
 
-        return {key: t for key, t in self.read_tensors().items() if not (self.is_artifact and is_ours(key))}
+        tensors = self.read_tensors()
+        if not self.is_artifact and (taken := next(filter(is_ours, tensors), None)):
+            raise CheckpointError(f"{self.id} has a tensor '{taken}': names of this form are for converted sites.")
+        return {key: tensor for key, tensor in tensors.items() if not is_ours(key)}
 
 
 def resolve(
@@ -149,8 +173,12 @@ def resolve(
     Raises:
         CheckpointError: There is no such model, or it has no usable weights or configuration.
     """
-    path = Path(model).expanduser()
-    if path.exists():
+    try:
+        path = Path(model).expanduser()
+        exists = path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"'{model}' cannot be a path: {error}") from None
+    if exists:
         found = path.resolve()
         return _local(str(found), found, None, allow_pickle, trust_remote_code)
     text = str(model)
@@ -175,12 +203,12 @@ def _looks_like_path(text: str) -> bool:
     return text.startswith((".", "/", "~", os.sep)) or text.endswith(("/", os.sep, *_WEIGHTS)) or text.count("/") > 1
 
 
-def _download(repo: str, revision: str | None, allow_pickle: bool) -> Path:
+def _download(repo: str, revision: str | None, allow_pickle: bool, prefix: str = "") -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = [*_SIDECARS, "model*.safetensors"]
-    patterns += ["pytorch_model*.bin"] if allow_pickle else []
+    patterns = [*_SIDECARS, f"{prefix}model*.safetensors"]
+    patterns += [f"{prefix}pytorch_model*.bin"] if allow_pickle else []
     try:
         local = snapshot_download(repo, revision=revision, allow_patterns=patterns)
     except HFValidationError:
@@ -204,7 +232,8 @@ def _local(
     file = None
     if path.is_file():
         file, path = path, path.parent
-    if (path / "open_clip_config.json").is_file():
+    both = (path / "model.safetensors").is_file() and not any(path.glob("open_clip_*model*"))
+    if (path / "open_clip_config.json").is_file() and not both:
         from latte_convert.adapters.open_clip_checkpoint import resolve_open_clip
 
         return resolve_open_clip(f"local-dir:{path}", allow_pickle=allow_pickle, identifier=identifier)
@@ -233,23 +262,24 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path.parent} has no {path.name}: it is not a Transformers checkpoint (save_pretrained writes one)."
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold a JSON object.")
     return content
 
 
-def _weight_files(path: Path, allow_pickle: bool) -> tuple[Path, ...]:
-    if (path / INDEX).is_file():
-        shards = sorted(set(read_json(path / INDEX).get("weight_map", {}).values()))
+def _weight_files(path: Path, allow_pickle: bool, prefix: str = "") -> tuple[Path, ...]:
+    index, whole = path / f"{prefix}{INDEX}", path / f"{prefix}model.safetensors"
+    if index.is_file():
+        shards = _shards(index)
         missing = [name for name in shards if not (path / name).is_file()]
         if missing or not shards:
-            raise CheckpointError(f"{path / INDEX} names shards that are not there: {', '.join(missing) or 'none'}.")
+            raise CheckpointError(f"{index} names shards that are not there: {', '.join(missing) or 'none'}.")
         return tuple(path / name for name in shards)
-    if (path / "model.safetensors").is_file():
-        return (path / "model.safetensors",)
-    pickles = sorted(path.glob("pytorch_model*.bin"))
+    if whole.is_file():
+        return (whole,)
+    pickles = sorted(path.glob(f"{prefix}pytorch_model*.bin"))
     if pickles and allow_pickle:
         return tuple(pickles)
     if pickles:
@@ -259,7 +289,18 @@ def _weight_files(path: Path, allow_pickle: bool) -> tuple[Path, ...]:
         )
     others = sorted(p.name for p in path.iterdir() if p.suffix in _WEIGHTS)
     found = f"; it has {', '.join(others[:3])}" if others else ""
-    raise CheckpointError(f"{path} has no model.safetensors{found}. Give a directory with weights in it.")
+    raise CheckpointError(f"{path} has no {whole.name}{found}. Give a directory with weights in it.")
+
+
+def _shards(index: Path) -> list[str]:
+    """The files that an index names; they lie beside it and nowhere else."""
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensors to files.")
+    for name in names.values():
+        if Path(name).name != name:
+            raise CheckpointError(f"{index} names '{name}', which is not a file beside it.")
+    return sorted(set(names.values()))
 
 
 def _read_file(file: Path) -> dict[str, Tensor]:
@@ -270,8 +311,11 @@ def _read_file(file: Path) -> dict[str, Tensor]:
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
-        return dict(torch.load(file, map_location="cpu", weights_only=True))
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
         raise CheckpointError(f"{file} is damaged or is not a weight file: {error}") from None
     except Exception as error:  # unpickling errors share no base class
         raise CheckpointError(f"{file} cannot be read with weights-only unpickling: {error}") from None
+    if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
+        raise CheckpointError(f"{file} does not hold a plain dictionary of tensors; save model.state_dict() instead.")
+    return tensors

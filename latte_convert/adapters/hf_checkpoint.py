@@ -69,36 +69,57 @@ class HFCheckpoint(Checkpoint):
         """The model class, by the checkpoint's own ``architectures``, and its configuration; reads no weight."""
         import transformers
 
-        if "auto_map" in self.config and not self.trust_remote_code:
-            known = self.config.get("model_type") in transformers.CONFIG_MAPPING
-            if not known:
-                raise CheckpointError(
-                    f"{self.id} needs its own Python code to run. Read that code, then pass --trust-remote-code."
-                )
+        config = self._read_config()
+        names = self.config.get("architectures") or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise CheckpointError(f"{self.id}: 'architectures' in its config.json is not a list of class names.")
+        if not names:
+            try:
+                return transformers.MODEL_MAPPING[type(config)], config
+            except KeyError:
+                raise CheckpointError(f"{self.id}: its config.json names no class in 'architectures'.") from None
+        cls = getattr(transformers, names[0], None) or self._remote_class(names[0])
+        if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
+            classes = [name for name in dir(transformers) if name.endswith(("Model", "ForImageClassification"))]
+            raise CheckpointError(
+                f"{self.id}: Transformers {transformers.__version__} has no model class '{names[0]}' "
+                f"({nearest(names[0], classes)})."
+            )
+        return cls, config
+
+    def _read_config(self) -> Any:
+        import transformers
+
+        kind = self.config.get("model_type")
+        if "auto_map" in self.config and not self.trust_remote_code and kind not in transformers.CONFIG_MAPPING:
+            raise CheckpointError(
+                f"{self.id} needs its own Python code to run. Read that code, then pass --trust-remote-code."
+            )
         try:
             with quiet_transformers():
                 config = transformers.AutoConfig.from_pretrained(self.path, trust_remote_code=self.trust_remote_code)
-        except (ValueError, KeyError, OSError) as error:
-            kind = self.config.get("model_type")
-            if kind is None or kind not in transformers.CONFIG_MAPPING:
+        except Exception as error:  # configuration classes check their values in many ways
+            if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
                 raise CheckpointError(
                     f"{self.id}: Transformers {transformers.__version__} does not know the model type {kind!r} "
                     f"({nearest(str(kind), transformers.CONFIG_MAPPING.keys())})."
                 ) from None
-            raise CheckpointError(f"{self.id}: its configuration cannot be read: {error}") from None
-        names = self.config.get("architectures") or []
-        cls = getattr(transformers, names[0], None) if names else None
-        if cls is None and self.trust_remote_code and names:
-            from transformers.dynamic_module_utils import get_class_from_dynamic_module
+            raise CheckpointError(f"{self.id}: its config.json cannot be used: {first_line(error)}") from None
+        if getattr(config, "quantization_config", None) is not None:
+            raise CheckpointError(f"{self.id} is quantised; give the unquantised checkpoint.")
+        # What a config asks for may not be installed here; the library's own default always is.
+        config._attn_implementation_internal = None
+        return config
 
-            reference = next((ref for ref in self.config["auto_map"].values() if ref.endswith(names[0])), None)
-            cls = get_class_from_dynamic_module(reference, self.path) if reference else None
-        if cls is None:
-            try:
-                cls = transformers.MODEL_MAPPING[type(config)]
-            except KeyError:
-                raise CheckpointError(f"{self.id}: Transformers has no model class for {names}.") from None
-        return cls, config
+    def _remote_class(self, name: str) -> Any:
+        """A class that comes with the checkpoint, where its code may run."""
+        if not self.trust_remote_code:
+            return None
+        from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+        references = self.config.get("auto_map", {}).values()
+        reference = next((ref for ref in references if str(ref).endswith(name)), None)
+        return get_class_from_dynamic_module(reference, self.path) if reference else None
 
     def instantiate(self, tensors: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
         """Build the Transformers class from tensors, strictly; see ``Checkpoint``."""
@@ -113,18 +134,26 @@ class HFCheckpoint(Checkpoint):
                     dtype=_dtype(tensors),
                     ignore_mismatched_sizes=True,  # they are reported, by name, below
                 )
-        except (RuntimeError, ValueError, OSError) as error:
-            raise CheckpointError(f"{self.id} does not load into {cls.__name__}: {error}") from None
+        except Exception as error:  # a bad value in config.json can fail anywhere in a constructor
+            raise CheckpointError(f"{self.id} does not load into {cls.__name__}: {first_line(error)}") from error
         missing = sorted(info["missing_keys"])
         mismatched = sorted(str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"])
-        if missing or mismatched:
+        faults = [
+            f"{len(keys)} tensors {what} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
+            for keys, what in ((missing, "missing"), (mismatched, "of another shape"))
+            if keys
+        ]
+        if faults:
             raise CheckpointError(
-                f"{self.id} does not fill {cls.__name__}: "
-                + "; ".join(f"{len(keys)} tensors {what} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
-                            for keys, what in ((missing, "missing"), (mismatched, "of another shape")) if keys)
-                + ". They would be random; use a checkpoint saved from this class."
-            )  # fmt: skip
+                f"{self.id} does not fill {cls.__name__}: {'; '.join(faults)}. "
+                "They would be random; use a checkpoint saved from this class."
+            )
         return model.eval(), sorted(info["unexpected_keys"])
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error, or its kind where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _dtype(tensors: dict[str, Tensor]) -> torch.dtype:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.hf_checkpoint import quiet_transformers
+from latte_convert.adapters.hf_checkpoint import first_line, quiet_transformers
 from latte_convert.calibration.feed import Batch, place
 from latte_convert.errors import CheckpointError, DataError
 
@@ -69,11 +69,11 @@ class HFProcessor:
                 raise OSError("no vocabulary file")
             with quiet_transformers():
                 self.apply = loaders[modality].from_pretrained(path)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except Exception as error:  # configuration files can be wrong in many ways
             files = "tokenizer.json or vocab files" if modality == "text" else "preprocessor_config.json"
             raise CheckpointError(
                 f"{identifier} has no usable {_WORDS[modality]}, and guessing its preprocessing would be wrong: add "
-                f"its {files} ({str(error).strip().splitlines()[0]})."
+                f"its {files} ({first_line(error)})."
             ) from None
         self.sampling_rate: int | None = getattr(self.apply, "sampling_rate", None)
         self._sizes = {} if resolution is None else _sizes(self.apply, resolution)
@@ -87,13 +87,22 @@ class HFProcessor:
         return {_TOWERS[self.modality]} if len(modalities(type(model))) > 1 else None
 
     def prepare(self, sample: Sample, model: nn.Module) -> Batch:
-        """Turn a sample into keyword arguments of the model."""
-        if self.modality == "image":
-            batch = dict(self.apply(images=sample.value, return_tensors="pt", **self._sizes))
-            if self._sizes and "interpolate_pos_encoding" in signature(getattr(model, self.method(model))).parameters:
-                batch["interpolate_pos_encoding"] = True
-            return batch
-        return self._text(sample, model) if self.modality == "text" else self._audio(sample, model)
+        """Turn a sample into keyword arguments of the model.
+
+        Raises:
+            DataError: The processor cannot make an input of it.
+        """
+        prepare = {"image": self._image, "text": self._text, "audio": self._audio}[self.modality]
+        try:
+            batch = prepare(sample, model)
+        except Exception as error:  # processors fail in many ways on odd settings and odd samples
+            raise DataError(f"{sample.id}: the {_WORDS[self.modality]} cannot use it: {first_line(error)}") from error
+        taken = signature(getattr(model, self.method(model))).parameters
+        return {key: value for key, value in batch.items() if key in taken}
+
+    def _image(self, sample: Sample, model: nn.Module) -> Batch:
+        batch = dict(self.apply(images=sample.value, return_tensors="pt", **self._sizes))
+        return {**batch, "interpolate_pos_encoding": True} if self._sizes else batch
 
     def _text(self, sample: Sample, model: nn.Module) -> Batch:
         longest = longest_text(model, self.apply)
@@ -101,6 +110,9 @@ class HFProcessor:
         if batch["input_ids"].shape[1] > longest:
             self.truncated.add(sample.id)
             batch = dict(self.apply(sample.value, return_tensors="pt", truncation=True, max_length=longest))
+        if getattr(model.config, "is_encoder_decoder", False):
+            # Teacher forcing on the text itself: the decoder's own language, without labels.
+            batch["decoder_input_ids"] = batch["input_ids"]
         return batch
 
     def _audio(self, sample: Sample, model: Any) -> Batch:

@@ -63,6 +63,8 @@ def prefix_tokens(model: nn.Module, name: str) -> int | None:
     if _tower(model, name) != "vision":
         return None
     for ancestor in _ancestors(model, name):
+        if (_first(ancestor, "num_windows") or 1) > 1:
+            return None  # window by window, each with its own CLS token
         embeddings = getattr(ancestor, "embeddings", None)
         if embeddings is None:
             continue
@@ -122,7 +124,7 @@ def _query_width(module: nn.Module) -> int:
         if "qkv" in name.lower() and isinstance(layer, nn.Linear):
             return layer.out_features // 3
     linears = [child for child in module.modules() if isinstance(child, nn.Linear)]
-    return linears[0].out_features if linears else 1
+    return _first(module, "hidden_size", "d_model", "embed_dim") or (linears[0].out_features if linears else 1)
 
 
 def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
@@ -135,7 +137,7 @@ def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
         return "deformable attention samples a few points: it is linear already"
     if _has_bias(model, name, module):
         return "relative-position bias on the logits"
-    if any(getattr(module, attribute, None) is not None for attribute in ("sliding_window", "window_size")):
+    if _windowed(model, name, module):
         return "windowed attention: it is linear already"
     if not dispatches(type(module)):
         return "computes attention itself instead of through the Transformers attention interface"
@@ -147,6 +149,16 @@ def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
         if getattr(module, attribute, None) is not None:
             return reason
     return None
+
+
+def _windowed(model: nn.Module, name: str, module: nn.Module) -> bool:
+    """Whether tokens see a part of the others only: by the module's settings, or by its layer's split of the image."""
+    if any(getattr(module, attribute, None) is not None for attribute in ("sliding_window", "window_size")):
+        return True
+    layer = model.get_submodule(name.rpartition(".")[0])
+    # RF-DETR and LW-DETR put windows into the batch, except in layers that are global.
+    inside = getattr(layer, "global_attention", None) is False or getattr(layer, "window", None) is True
+    return inside and (_first(layer, "num_windows") or 1) > 1
 
 
 def _has_bias(model: nn.Module, name: str, module: nn.Module) -> bool:
@@ -181,6 +193,8 @@ def _tower(model: nn.Module, name: str) -> str:
     if getattr(model.config, "is_encoder_decoder", False):
         return "decoder" if "decoder" in parts else "encoder"
     main = getattr(model, "main_input_name", "input_ids")
+    if main == "pixel_values" and "decoder" in parts:
+        return "decoder"  # of a detector that does not call itself an encoder-decoder
     return {"pixel_values": "vision", "input_ids": "text"}.get(main, "audio")
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from latte_convert.adapters.base import AttentionCall, AttentionSite, Handler, TokenLayout
 from latte_convert.adapters.masks import key_mask, shared_by_queries
-from latte_convert.adapters.reroute import Rerouted, reroute
+from latte_convert.adapters.reroute import Rerouted, _layout, reroute
 
 _CROSS = re.compile(r"(^|[._])(multihead_attn|encoder_attn|cross_?attn|cross_?attention)")
 _TOWERS = {"visual": "vision", "vision": "vision", "text": "text", "encoder": "encoder", "decoder": "decoder"}
@@ -117,8 +117,12 @@ class RoutedMultihead(Rerouted):
         super().__init__(module, causal=causal, prefix=prefix or 0)
         self.grid = prefix is not None
 
-    def __call__(  # type: ignore[override]
+    def _rebuild(self) -> Callable[..., Any]:
+        return self._forward
+
+    def _forward(
         self,
+        module: nn.MultiheadAttention,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -131,11 +135,10 @@ class RoutedMultihead(Rerouted):
         """Same arguments and results as ``nn.MultiheadAttention.forward``."""
         if query.is_nested:
             return self._nested(query), None
-        module: nn.MultiheadAttention = self.module  # type: ignore[assignment]
         batched = query.dim() == 3
         q, k, v = (_split(x, module.num_heads) for x in _project(module, *_batch_first(module, query, key, value)))
         padding = key_padding_mask if batched or key_padding_mask is None else key_padding_mask[None]
-        output = self._attend(q, k, v, padding, attn_mask, is_causal)
+        output = self._handle(q, k, v, padding, attn_mask, is_causal)
         if output is None:
             return nn.MultiheadAttention.forward(
                 module, query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
@@ -145,7 +148,7 @@ class RoutedMultihead(Rerouted):
             return output[0], None
         return output if module.batch_first else output.transpose(0, 1), None
 
-    def _attend(
+    def _handle(
         self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None, hint: bool
     ) -> Tensor | None:
         """Have the latest handler compute ``(B, H, Nq, d)``; the masks are those of the call, True ignores."""
@@ -155,7 +158,7 @@ class RoutedMultihead(Rerouted):
         dropout = module.dropout if module.training else 0.0
         padding = None if padding is None else padding[:, None, None]
         if mask is not None:
-            mask = mask.unflatten(0, (batch, -1)) if mask.dim() == 3 else mask[None, None]
+            mask = mask.reshape(batch, -1, queries, keys) if mask.dim() == 3 else mask[None, None]
 
         def exact() -> Tensor:
             return F.scaled_dot_product_attention(query, key, value, _sum(padding, mask, query), dropout)
@@ -231,7 +234,7 @@ def _project(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: T
 
 def _split(tokens: Tensor, heads: int) -> Tensor:
     """``(B, N, H·d)`` to ``(B, H, N, d)``."""
-    return tokens.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return tokens.reshape(*tokens.shape[:2], heads, -1).transpose(1, 2)
 
 
 def _true_attends(mask: Tensor | None) -> Tensor | None:
@@ -267,8 +270,3 @@ def _read(mask: Tensor | None, queries: int, keys: int, *, likely: bool) -> tupl
         return key_mask(mask, queries=queries, keys=keys, causal=likely), likely
     except ValueError:
         return key_mask(mask, queries=queries, keys=keys, causal=not likely), not likely
-
-
-def _layout(tokens: int, prefix: int) -> TokenLayout:
-    side = int(max(tokens - prefix, 0) ** 0.5)
-    return TokenLayout(prefix=prefix, grid=(side, side) if side and side * side == tokens - prefix else None)

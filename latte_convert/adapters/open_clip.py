@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from open_clip.coca_model import CoCa
 from open_clip.hf_model import HFTextEncoder
 from open_clip.model import CLIP, CustomTextCLIP
 from open_clip.modified_resnet import AttentionPool2d
-from open_clip.timm_model import TimmModel
+from open_clip.timm_model import AbsAttentionPool2d, RotAttentionPool2d, TimmModel
 from open_clip.transformer import Attention, AttentionalPooler, MultimodalTransformer
 from torch import nn
 
@@ -50,8 +51,6 @@ class OpenClipAdapter:
     @staticmethod
     def accepts(model: nn.Module) -> bool:
         """Whether ``model`` is one of open_clip's two-tower models."""
-        from open_clip.coca_model import CoCa
-
         return isinstance(model, CLIP | CustomTextCLIP | CoCa)
 
     def sites(self, model: nn.Module) -> list[AttentionSite]:
@@ -117,13 +116,12 @@ def _own_site(model: nn.Module, name: str, module: nn.Module) -> list[AttentionS
         return [replace(site, kind="cross") if pooler or ".cross_attn." in name else site]
     if isinstance(module, Attention):
         reason = _obstacle(module)
+        return [AttentionSite(name, tower, "self", causal, module.num_heads, module.head_dim, reason is None, reason)]
+    if isinstance(module, AttentionPool2d | AbsAttentionPool2d | RotAttentionPool2d):
+        width = module.k_proj.out_features if isinstance(module, AttentionPool2d) else module.embed_dim
         return [
-            AttentionSite(name, tower, "self", causal, module.num_heads, module.head_dim, reason is None, reason)
+            AttentionSite(name, tower, "cross", False, module.num_heads, width // module.num_heads, False, _POOLING)
         ]
-    if isinstance(module, AttentionPool2d) or type(module).__name__ in ("AttentionPool2d", "RotAttentionPool2d"):
-        pool: Any = module
-        heads, width = pool.num_heads, (pool.q_proj if hasattr(pool, "q_proj") else pool.proj).in_features
-        return [AttentionSite(name, tower, "cross", False, heads, width // heads, False, _POOLING)]
     return []
 
 

@@ -1,9 +1,9 @@
 """Take over attention modules that call ``F.scaled_dot_product_attention`` themselves (timm, open_clip, PyTorch).
 
 Their forward is neither copied nor replaced: the very same code object runs with other globals, in which ``F`` (or
-``torch``, for ``torch.nn.functional``) is a stand-in whose ``scaled_dot_product_attention`` hands the call to a handler.
-So whatever a library version does before and after the attention (QK-norm, rotary embedding, gates) stays exactly what
-it is.
+``torch``, for ``torch.nn.functional``) is a stand-in whose ``scaled_dot_product_attention`` hands the call to a
+handler. So whatever a library version does before and after the attention (QK-norm, rotary embedding, gates) stays
+exactly what it is.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from latte_convert.adapters.base import AttentionCall, Handler, TokenLayout

@@ -9,9 +9,9 @@ import dis
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from latte_convert.adapters.base import AttentionSite, Handler
 from latte_convert.adapters.reroute import calls_sdpa, reroute
@@ -19,8 +19,8 @@ from latte_convert.adapters.reroute import calls_sdpa, reroute
 # Attributes of attention modules, or of the modules around them, that add to the logits by relative position.
 _BIASES = ("relative_position_bias_table", "rel_pos_bias", "rel_pos", "shared_rel_pos", "rel_pos_h", "cpb_mlp",
            "attention_biases", "pos_embed_rel")  # fmt: skip
-_WINDOWS = ("window_size", "ws", "use_mask_unit_attn", "partition_size")
-_ATTENTION = re.compile(r"Attention|Attn")
+_WINDOWS = ("use_mask_unit_attn", "window_size", "ws", "partition_size", "block_size")
+_ATTENTION = re.compile(r"Attention|Attn|GPSA|MHSA")
 _POOLING = re.compile(r"Pool(?!First)|ClassAtt|ClsAtt")
 _CHANNELS = re.compile(r"XCA|CrossCovariance|ChannelAtt")
 _OUTPUTS = ("proj", "attn_out_proj", "out_proj", "o_proj")
@@ -43,7 +43,8 @@ class TimmAdapter:
     def route(self, model: nn.Module, site: str, handler: Handler) -> Callable[[], None]:
         """Send the calls of one attention module to ``handler``.
 
-        A module that timm built without fused attention calls SDPA for as long as it is routed.
+        A module that timm built without fused attention calls SDPA for as long as it is routed: its exact branch then
+        differs from its own arithmetic by rounding.
 
         Args:
             model: The model.
@@ -70,6 +71,12 @@ class TimmAdapter:
                 return layer
         return None
 
+    def write_checkpoint(self, model: nn.Module, tensors: dict[str, Tensor], directory: Path) -> None:
+        """Write a model that was given in memory; see ``timm_checkpoint.write_timm``."""
+        from latte_convert.adapters.timm_checkpoint import write_timm
+
+        write_timm(model, tensors, directory)
+
 
 _NOTHING = (type(None), nn.Identity)
 
@@ -78,8 +85,8 @@ def _attends(module: nn.Module) -> bool:
     """Whether a module computes attention: through SDPA, or with a softmax of its own."""
     if calls_sdpa(type(module)) or isinstance(module, nn.MultiheadAttention):
         return True
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return bool(_ATTENTION.search(type(module).__name__)) and code is not None and "softmax" in code.co_names
+    methods = [method for method in vars(type(module)).values() if inspect.isfunction(method)]
+    return bool(_ATTENTION.search(type(module).__name__)) and any("softmax" in m.__code__.co_names for m in methods)
 
 
 def _describe(model: nn.Module, name: str, module: nn.Module) -> AttentionSite:
@@ -94,14 +101,14 @@ def _describe(model: nn.Module, name: str, module: nn.Module) -> AttentionSite:
 def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
     """Why a site must stay exact, or None."""
     kind = type(module).__name__
-    parent = model.get_submodule(name.rpartition(".")[0])
+    biased = any(getattr(m, bias, None) is not None for m in (module, *_ancestors(model, name)) for bias in _BIASES)
     if _POOLING.search(kind):
         return "attention pooling: a few queries"
     if _CHANNELS.search(kind):
         return "attention over channels: it is linear in the tokens already"
-    if any(_positive(getattr(holder, attribute, None)) for holder in (module, parent) for attribute in _WINDOWS):
+    if _windowed(model, name, module) and ("Window" in kind or not biased):
         return "windowed attention: it is linear already"
-    if any(getattr(m, attribute, None) is not None for m in (module, parent, model) for attribute in _BIASES):
+    if biased:
         return "relative-position bias on the logits"
     if not calls_sdpa(type(module)):
         return "computes attention itself instead of through scaled_dot_product_attention"
@@ -112,9 +119,14 @@ def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
     return None
 
 
-def _positive(value: Any) -> bool:
-    """Whether a window size is set: a number or some of a pair of them."""
-    return any(value) if isinstance(value, tuple | list) else bool(value)
+def _windowed(model: nn.Module, name: str, module: nn.Module) -> bool:
+    """Whether a site attends within windows: the nearest module that has a setting for it says so."""
+    for holder in (module, *_ancestors(model, name)):
+        for attribute in _WINDOWS:
+            value = getattr(holder, attribute, None)
+            if value is not None:
+                return any(value) if isinstance(value, tuple | list) else bool(value)
+    return False
 
 
 def _softmaxes(kind: type[nn.Module]) -> int:

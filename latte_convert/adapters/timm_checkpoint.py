@@ -65,9 +65,9 @@ def _hub_id(name: str) -> str:
 
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
-        tagged = timm.list_models(pretrained=True) if tag else []
+        beginning = timm.list_models(f"{architecture}*")  # an unfinished name
         raise CheckpointError(
-            f"timm {timm.__version__} has no model '{name}' ({nearest(name, [*tagged, *timm.list_models()])})."
+            f"timm {timm.__version__} has no model '{name}' ({nearest(name, beginning or timm.list_models())})."
         )
     tagged = timm.list_models(f"{architecture}.*", pretrained=True)
     if tag and name not in tagged:
@@ -104,7 +104,7 @@ class TimmCheckpoint(Checkpoint):
         return ("image",)
 
     def processor(self, modality: Modality) -> TimmProcessor:
-        """timm's own evaluation transform, made from the checkpoint's data configuration."""
+        """The library's own evaluation transform, made from the checkpoint's data configuration."""
         if modality != "image":
             raise CheckpointError(f"{self.id} is a timm model: it takes images, no {modality}.")
         # Old exports have one flat dictionary.
@@ -128,7 +128,9 @@ class TimmCheckpoint(Checkpoint):
         if not _fit(tensors, expected):
             tensors = self._filtered(tensors, model)
         missing = sorted(expected.keys() - tensors.keys())
-        mismatched = sorted(key for key in expected.keys() & tensors.keys() if tensors[key].shape != expected[key].shape)
+        mismatched = sorted(
+            key for key in expected.keys() & tensors.keys() if tensors[key].shape != expected[key].shape
+        )
         if missing or mismatched:
             raise CheckpointError(
                 f"{self.id} does not fill {type(model).__name__}: "
@@ -152,7 +154,9 @@ class TimmCheckpoint(Checkpoint):
         try:
             model: nn.Module = timm.create_model(f"local-dir:{self.path}", pretrained=False)
         except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
-            raise CheckpointError(f"{self.id}: timm cannot build {architecture} from its config.json: {error}") from None
+            raise CheckpointError(
+                f"{self.id}: timm cannot build {architecture} from its config.json: {error}"
+            ) from None
         return model
 
     def _filtered(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -164,6 +168,34 @@ class TimmCheckpoint(Checkpoint):
             return dict(filter_fn(*arguments))
         except (KeyError, RuntimeError, ValueError, AttributeError):
             return tensors  # foreign tensors: their names are reported as they are
+
+
+def write_timm(model: nn.Module, tensors: dict[str, Tensor], directory: Path) -> None:
+    """Write a model that is in memory as a checkpoint that ``resolve_timm`` reads, with timm's own configuration.
+
+    Raises:
+        CheckpointError: timm cannot rebuild the model from a configuration: it was not made by ``timm.create_model``,
+            or was changed since.
+    """
+    from safetensors.torch import save_file
+    from timm.models import _hub
+
+    hub: Any = _hub
+    reason = "its tensors are not those of its configuration"
+    try:
+        hub.save_config_for_hf(model, str(directory / "config.json"))
+        checkpoint = TimmCheckpoint("it", directory, (), config=read_json(directory / "config.json"))
+        with torch.device("meta"):
+            expected = checkpoint._create().state_dict()
+    except (AttributeError, KeyError, TypeError, ValueError, CheckpointError) as error:
+        expected, reason = {}, str(error)
+    if expected.keys() != tensors.keys() or not _fit(tensors, expected):
+        raise CheckpointError(
+            f"a {type(model).__name__} that was given in memory cannot be rebuilt by timm.create_model ({reason}). "
+            "Convert a folder written by timm.models.save_for_hf instead of the loaded model."
+        )
+    owned = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
+    save_file(owned, directory / "model.safetensors")
 
 
 def _fit(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
@@ -185,13 +217,14 @@ class TimmProcessor:
     sampling_rate: int | None = None
 
     def __init__(self, identifier: str, config: dict[str, Any]) -> None:
-        from timm.data import create_transform, resolve_data_config
+        from timm import data
 
+        timm_data: Any = data
         self.truncated: set[str] = set()
         try:
-            settings = resolve_data_config(pretrained_cfg=config)
+            settings = timm_data.resolve_data_config(pretrained_cfg=config)
             channels = int(settings["input_size"][0])
-            self.transform = create_transform(**settings, is_training=False)
+            self.transform = timm_data.create_transform(**settings, is_training=False)
         except (TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
             raise CheckpointError(f"{identifier}: timm cannot use its data configuration: {error!r}") from None
         if channels not in (1, 3):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from latte_convert.adapters.checkpoint import MANIFEST
 from latte_convert.errors import IntegrityError
@@ -36,8 +36,8 @@ class SiteRecord(_Model):
 
     name: str
     kernel: str
-    heads: int
-    head_dim: int
+    heads: int = Field(ge=1, le=4096)
+    head_dim: int = Field(ge=1, le=65536)
     causal: bool
     options: dict[str, Any]
 
@@ -55,12 +55,11 @@ class CalibrationRecord(_Model):
 class ProbeRecord(_Model):
     """A seeded random input and what the hybrid made of it, so that ``verify`` can run the model without data."""
 
-    seed: int
+    seed: int = Field(ge=0, lt=2**63)
     inputs: dict[str, dict[str, Any]]
-    method: str
+    method: Literal["forward", "get_image_features", "get_text_features", "encode_image", "encode_text"]
     output: str
     values: list[float]
-    scale: float = Field(description="Root mean square of the output, the unit of the tolerance.")
 
 
 class Manifest(_Model):
@@ -73,9 +72,18 @@ class Manifest(_Model):
     recipe: dict[str, Any]
     calibration: CalibrationRecord
     sites: list[SiteRecord]
-    min_tokens: int
+    min_tokens: int = Field(ge=0)
     probe: ProbeRecord | None
     files: dict[str, str] = Field(description="SHA-256 of every other file of the artifact except the reports.")
+
+    @field_validator("files")
+    @classmethod
+    def _inside(cls, files: dict[str, str]) -> dict[str, str]:
+        for name in files:
+            parts = PurePosixPath(name).parts
+            if not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\\" in name:
+                raise ValueError(f"'{name}' is not a file inside the artifact")
+        return files
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -89,7 +97,7 @@ def read_manifest(directory: Path) -> Manifest:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise IntegrityError(f"{directory} is not an artifact of latte: it has no {MANIFEST}.") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise IntegrityError(f"{path} is damaged: {error}. Convert again, or get the file anew.") from None
     version = content.get("schema_version") if isinstance(content, dict) else None
     if isinstance(version, int) and version > MANIFEST_VERSION:

@@ -33,7 +33,6 @@ def record_probe(model: nn.Module, feed: Feed) -> ProbeRecord | None:
         method=method,
         output=name,
         values=_sample(output),
-        scale=float(output.float().square().mean().sqrt()),
     )
 
 
@@ -43,12 +42,16 @@ def probe_difference(model: nn.Module, probe: ProbeRecord) -> float:
     Raises:
         IntegrityError: The model's answer has another form.
     """
-    _, output = _run(model, probe.method, probe.inputs, probe.seed, probe.output)
+    try:
+        _, output = _run(model, probe.method, probe.inputs, probe.seed, probe.output)
+    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, IndexError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise IntegrityError(f"the recorded probe does not run: {reason}") from None
     values = torch.tensor(_sample(output))
     recorded = torch.tensor(probe.values)
     if values.shape != recorded.shape:
         raise IntegrityError(f"the model's '{probe.output}' has {len(values)} probe values, {len(recorded)} recorded")
-    return float((values - recorded).abs().max() / max(probe.scale, 1e-12))
+    return float((values - recorded).abs().max() / output.float().square().mean().sqrt().clamp_min(1e-12))
 
 
 @torch.no_grad()

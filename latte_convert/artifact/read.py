@@ -25,7 +25,7 @@ def read_report(directory: Path) -> Report | None:
         return Report.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, ValidationError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError, ValidationError) as error:
         raise IntegrityError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
 
 

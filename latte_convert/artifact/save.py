@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,14 @@ from latte_convert.artifact.files import atomic_directory, check_target, sha256_
 from latte_convert.artifact.manifest import CalibrationRecord, Manifest, SiteRecord, SourceRecord
 from latte_convert.artifact.probe import record_probe
 from latte_convert.artifact.tensors import digest, is_ours, write_tensors
+from latte_convert.errors import CheckpointError
 from latte_convert.report.html import write_html
 from latte_convert.rewrite.apply import ATTRIBUTE
 from latte_convert.runtime.device import library_versions, tool_version
 
 if TYPE_CHECKING:
     from latte_convert.conversion import Result
+    from latte_convert.job import Job
 
 
 def save_artifact(result: Result, out: Path, *, overwrite: bool = False) -> Path:
@@ -38,15 +40,16 @@ def save_artifact(result: Result, out: Path, *, overwrite: bool = False) -> Path
     Raises:
         OutputError: ``out`` exists and ``overwrite`` is off, or it cannot be written.
     """
-    check_target(out, overwrite=overwrite)
+    protect = protected_paths(result.job)
+    check_target(out, overwrite=overwrite, protect=protect)
     with _source_of(result) as source:
         originals = source.original_tensors()
         ours = kernel_tensors(result.model)
         size = sum(t.numel() * t.element_size() for t in (*originals.values(), *ours.values()))
-        check_target(out, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20))
+        check_target(out, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20), protect=protect)
         with atomic_directory(out, overwrite=overwrite) as directory:
-            sidecars = copy_sidecars(source, directory)
-            weights = write_tensors({**originals, **ours}, directory)
+            sidecars = copy_files(source.path, source.sidecars(), directory)
+            weights = write_tensors({**originals, **ours}, directory, source.weights_stem)
             manifest = _manifest(result, source, originals, directory, [*sidecars, *weights])
             write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
             write_json(directory / "report.json", result.report.model_dump(mode="json"))
@@ -54,12 +57,18 @@ def save_artifact(result: Result, out: Path, *, overwrite: bool = False) -> Path
     return out
 
 
-def copy_sidecars(source: Checkpoint, directory: Path) -> list[str]:
-    """Copy the small files of a checkpoint byte for byte; returns their names."""
-    names = source.sidecars()
+def protected_paths(job: Job) -> list[Path]:
+    """What no output may replace: the source checkpoint and the samples."""
+    paths = [Path(samples.source).expanduser() for samples in job.samples if not samples.source.startswith("hf:")]
+    return [*paths, *([job.source.path] if job.source else [])]
+
+
+def copy_files(source: Path, names: Iterable[str], directory: Path) -> list[str]:
+    """Copy files byte for byte, by their names relative to ``source``; returns the names."""
+    names = list(names)
     for name in names:
-        (directory / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(source.path / name, directory / name)
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, directory / name)
     return names
 
 
@@ -75,9 +84,18 @@ def _source_of(result: Result) -> Iterator[Checkpoint]:
         yield result.job.source
         return
     model: Any = result.model
+    write = getattr(result.job.adapter, "write_checkpoint", None)
+    if write is None and not hasattr(model, "save_pretrained"):
+        raise CheckpointError(
+            f"a {type(model).__name__} that was given in memory cannot be rebuilt from a directory: keep the hybrid's "
+            "own result.model.state_dict(), or convert the checkpoint's directory instead of the loaded model."
+        )
     with tempfile.TemporaryDirectory() as temporary:
         state = {key: value for key, value in model.state_dict().items() if not is_ours(key)}
-        model.save_pretrained(temporary, state_dict=state)
+        if write is not None:
+            write(model, state, Path(temporary))
+        else:
+            model.save_pretrained(temporary, state_dict=state)
         yield resolve(temporary)
 
 

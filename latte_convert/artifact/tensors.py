@@ -30,8 +30,8 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return result.hexdigest()
 
 
-def write_tensors(tensors: Mapping[str, Tensor], directory: Path) -> list[str]:
-    """Write ``model.safetensors``, in shards with an index above 5 GB; returns the names of the files.
+def write_tensors(tensors: Mapping[str, Tensor], directory: Path, stem: str = "model") -> list[str]:
+    """Write ``<stem>.safetensors``, in shards with an index above 5 GB; returns the names of the files.
 
     Tensors that share memory are written in full, each under its own key.
     """
@@ -48,7 +48,7 @@ def write_tensors(tensors: Mapping[str, Tensor], directory: Path) -> list[str]:
             owned[key] = tensor.clone()
         pointers.add(tensor.data_ptr())
     plan = split_torch_state_dict_into_shards(
-        owned, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD_SIZE
+        owned, filename_pattern=f"{stem}{{suffix}}.safetensors", max_shard_size=SHARD_SIZE
     )
     for name, keys in plan.filename_to_tensors.items():
         save_file({key: owned[key] for key in keys}, directory / name, metadata={"format": "pt"})
@@ -56,6 +56,6 @@ def write_tensors(tensors: Mapping[str, Tensor], directory: Path) -> list[str]:
     names = sorted(plan.filename_to_tensors)
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": dict(sorted(plan.tensor_to_filename.items()))}
-        write_json(directory / "model.safetensors.index.json", index)
-        names.append("model.safetensors.index.json")
+        names.append(f"{stem}.safetensors.index.json")
+        write_json(directory / names[-1], index)
     return names

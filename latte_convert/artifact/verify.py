@@ -7,12 +7,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from latte_convert.adapters.checkpoint import MANIFEST, resolve
+from latte_convert.adapters.checkpoint import MANIFEST, Checkpoint, resolve
 from latte_convert.artifact.files import atomic_directory, check_target, sha256_file
 from latte_convert.artifact.load import load
 from latte_convert.artifact.manifest import Manifest, read_manifest
 from latte_convert.artifact.probe import probe_difference
-from latte_convert.artifact.save import copy_sidecars
+from latte_convert.artifact.save import copy_files
 from latte_convert.artifact.tensors import digest, write_tensors
 from latte_convert.errors import CheckpointError, IntegrityError
 
@@ -78,26 +78,39 @@ def restore(directory: str | Path, out: str | Path, *, overwrite: bool = False) 
         OutputError: ``out`` exists, or cannot be written.
     """
     path, target = Path(directory).expanduser(), Path(out)
-    check_target(target, overwrite=overwrite)
     if not path.is_dir():
         raise CheckpointError(f"there is no artifact at '{directory}'.")
     manifest = read_manifest(path)
-    if target.absolute() == path.absolute():
-        raise CheckpointError("--out is the artifact itself; choose another directory.")
+    source = _check_files(path, manifest)
     originals = _originals(path, manifest)
+    weights = {file.name for file in source.weights}
+    sidecars = [name for name in manifest.files if name not in weights and not name.endswith(".safetensors.index.json")]
+    size = sum(t.numel() * t.element_size() for t in originals.values())
+    check_target(
+        target, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20), protect=[path], known=manifest.files
+    )
     with atomic_directory(target, overwrite=overwrite) as temporary:
-        copy_sidecars(resolve(path), temporary)
-        write_tensors(originals, temporary)
+        copy_files(path, sidecars, temporary)
+        write_tensors(originals, temporary, source.weights_stem)
     return target
 
 
-def _check_files(path: Path, manifest: Manifest) -> None:
+def _check_files(path: Path, manifest: Manifest) -> Checkpoint:
+    """Compare the files of an artifact with its manifest, both ways."""
     for name, expected in manifest.files.items():
         file = path / name
-        if not file.is_file():
+        if not file.is_file() or file.is_symlink():
             raise IntegrityError(f"{path}: '{name}' is missing.")
         if sha256_file(file) != expected:
             raise IntegrityError(f"{path}: '{name}' is not the file that was saved (its hash differs).")
+    try:
+        source = resolve(path)
+    except CheckpointError as error:
+        raise IntegrityError(str(error)) from None
+    extra = sorted({*source.sidecars(), *(file.name for file in source.weights)} - set(manifest.files))
+    if extra:
+        raise IntegrityError(f"{path} holds files that its manifest does not name: {', '.join(extra[:5])}.")
+    return source
 
 
 def _originals(path: Path, manifest: Manifest) -> dict[str, Tensor]:

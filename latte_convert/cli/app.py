@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from latte_convert.cli import artifact, conversion, schema
+from latte_convert.cli.console import note
 from latte_convert.errors import LatteError
 
 app = typer.Typer(
@@ -52,16 +54,19 @@ def main() -> None:
     if debug and sys.argv.index("--debug") > 1:  # accept it behind the command too
         sys.argv.remove("--debug")
         sys.argv.insert(1, "--debug")
+    signal.signal(signal.SIGTERM, _interrupt)  # a scheduler's polite kill cleans up like Ctrl-C
     try:
         app()
     except LatteError as error:
         _fail(str(error), error.exit_code, debug)
     except SystemExit as end:
         if end.code == 130:  # typer has turned Ctrl-C into an exit without a word
-            sys.stderr.write("latte: interrupted; nothing was written.\n")
+            note("latte: interrupted.")
         raise
     except KeyboardInterrupt:
-        _fail("interrupted; nothing was written.", 130, debug=False)
+        _fail("interrupted.", 130, debug=False)
+    except (BrokenPipeError, UnicodeEncodeError) as error:
+        _fail(f"the results cannot be printed: {error}", 1, debug)
     except MemoryError as error:
         _fail(f"out of memory: {error}. Use fewer tokens (a smaller model or resolution).", 1, debug)
     except Exception as error:
@@ -72,10 +77,14 @@ def main() -> None:
         )
 
 
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def _fail(message: str, code: int, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    sys.stderr.write(f"latte: {message}\n")
+    note(f"latte: {message}")
     sys.exit(code)
 
 

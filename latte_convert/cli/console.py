@@ -20,22 +20,35 @@ Advance = Callable[[], None]
 def fancy(stream: Any = None) -> bool:
     """Whether colours and bars may be used on a stream (stderr by default)."""
     stream = stream or sys.stderr
-    return bool(stream.isatty()) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return (
+        stream is not None
+        and bool(stream.isatty())
+        and "NO_COLOR" not in os.environ
+        and os.environ.get("TERM") != "dumb"
+    )
 
 
 def note(message: str) -> None:
     """One line for the person at the terminal, on stderr."""
-    sys.stderr.write(message + "\n")
+    _write(sys.stderr, message)
 
 
 def result(text: str) -> None:
     """One line of result, on stdout."""
-    sys.stdout.write(text + "\n")
+    _write(sys.stdout, text)
 
 
 def document(content: Any) -> None:
     """The one JSON document of ``--json``, on stdout; strict JSON, no NaN."""
-    sys.stdout.write(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    _write(sys.stdout, json.dumps(content, indent=2, allow_nan=False))
+
+
+def _write(stream: Any, text: str) -> None:
+    """Write a line to a stream that may be closed, or may not know every character."""
+    if stream is None:
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
 
 
 class _PlainHandler(logging.Handler):

@@ -178,7 +178,7 @@ def convert(
     from latte_convert.conversion import convert as run
 
     assert out is not None
-    check_target(out, overwrite=overwrite)
+    check_target(out, overwrite=overwrite, protect=[Path(place).expanduser() for place in (model, *calib)])
     with console.log_to_stderr(), console.progress() as progress:
         outcome = run(model, calib, recipe=recipe, progress=progress, **options)
         outcome.save(out, overwrite=overwrite)
@@ -222,6 +222,9 @@ def score(
     revision: Revision = None,
     allow_pickle: Pickle = False,
     trust_remote_code: Remote = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", rich_help_panel=_OUTPUT, help="Replace an existing --out.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Measure how sensitive every attention site is to linear attention. Writes no model.
@@ -232,11 +235,13 @@ def score(
 
     if out is not None and out.suffix not in (".json", ".html"):
         raise UsageError(f"--out takes a .json or .html file, not '{out.name}'.")
+    if out is not None:
+        from latte_convert.report.write import check_report_target, write_report
+
+        check_report_target(out, overwrite=overwrite)
     recipe = _recipe(config, locals())
     report = _score(model, calib, recipe, _options(device, revision, allow_pickle, trust_remote_code))
     if out is not None:
-        from latte_convert.report.write import write_report
-
         write_report(report, out)
     _show_plan(report, json)
 

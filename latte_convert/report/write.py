@@ -12,6 +12,18 @@ from latte_convert.report.html import write_html
 from latte_convert.report.schema import Report
 
 
+def check_report_target(path: Path, *, overwrite: bool) -> None:
+    """Refuse a report file that could not be written, before any work is done for it.
+
+    Raises:
+        OutputError: It exists and ``overwrite`` is off, or it is a directory.
+    """
+    if path.is_dir():
+        raise OutputError(f"{path} is a directory; give a .json or .html file.")
+    if os.path.lexists(path) and not overwrite:
+        raise OutputError(f"{path} exists already. Choose another --out, or pass --overwrite to replace it.")
+
+
 def write_report(report: Report, path: Path) -> None:
     """Write a report as ``.json`` or ``.html``, whole or not at all.
 

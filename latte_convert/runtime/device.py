@@ -7,7 +7,7 @@ from importlib import metadata
 
 from latte_convert.errors import UsageError
 
-LIBRARIES = ("torch", "transformers", "safetensors", "datasets")
+LIBRARIES = ("torch", "transformers", "timm", "open_clip_torch", "safetensors", "datasets")
 
 
 def choose_device(name: str) -> str:
@@ -23,6 +23,8 @@ def choose_device(name: str) -> str:
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda", "mps"):
+        raise UsageError(f"device '{name}' is not one of auto, cpu, cuda, cuda:N or mps.")
     try:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError) as error:

@@ -84,7 +84,7 @@ def test_heads_and_head_dim_are_those_of_the_calls(family: Family) -> None:
 
     def recorder(name: str):  # type: ignore[no-untyped-def]
         def record(call: AttentionCall) -> None:
-            shapes[name] = (call.query.shape[1], call.query.shape[3])
+            shapes[name] = (call.query.shape[1], call.value.shape[3])
 
         return record
 
@@ -102,15 +102,41 @@ def test_heads_and_head_dim_are_those_of_the_calls(family: Family) -> None:
         ("dinov3_vit", (32, 32), TokenLayout(4, (4, 4))),
         ("deit", (32, 32), TokenLayout(2, (4, 4))),
         ("yolos", (32, 32), TokenLayout(0, None)),  # detection tokens follow the patches
+        ("rf_detr", (64, 64), TokenLayout(0, None)),  # a CLS token before the patches of each window
     ],
 )
 def test_layout_tells_prefix_and_grid(family: str, size: tuple[int, int], expected: TokenLayout) -> None:
     model = build(family)
-    site = find_sites(model)[0].name
+    site = next(site.name for site in find_sites(model) if site.eligible)
     layouts: list[TokenLayout] = []
     with routed(model, ADAPTER, {site: lambda call: layouts.append(call.layout)}), torch.no_grad():
         model(**pixels(1, *size))
     assert layouts == [expected]
+
+
+def test_conditional_detr_looks_up_twice_the_channels_it_reads() -> None:
+    """Content and position are concatenated in query and key; ``head_dim``, and so ``sigma``, is the value's."""
+    model = build("conditional_detr")
+    sites = {site.name: site for site in find_sites(model)}
+    channels: list[tuple[int, int, int]] = []
+
+    def record(call: AttentionCall) -> None:
+        channels.append((call.query.shape[3], call.key.shape[3], call.value.shape[3]))
+
+    cross = "decoder.layers.1.encoder_attn"
+    with routed(model, ADAPTER, {cross: record}), torch.no_grad():
+        model(**BY_NAME["conditional_detr"].inputs())
+    assert channels == [(32, 32, 16)]
+    assert sites[cross].head_dim == 16
+
+
+def test_an_unwindowed_rf_detr_has_no_windowed_layer() -> None:
+    backbone = hf.RfDetrDinov2Config(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, mlp_ratio=2, image_size=32, patch_size=8,
+        num_windows=1, out_indices=[1, 2],
+    )  # fmt: skip
+    sites = find_sites(hf.RfDetrDinov2Backbone(backbone))
+    assert [(site.tower, site.eligible) for site in sites] == [("vision", True)] * 2
 
 
 def test_layout_of_siglip_and_text() -> None:

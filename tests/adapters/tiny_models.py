@@ -6,7 +6,7 @@ The expected sites are worked out by hand from the configurations, not by runnin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -136,23 +136,26 @@ def _owlvit_inputs() -> Inputs:
     return {**text((12, 7, 5, 9)), **pixels(2)}
 
 
-def _detr() -> nn.Module:
-    backbone = hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage2"])
-    return hf.DetrModel(
-        hf.DetrConfig(
-            use_timm_backbone=False,
-            use_pretrained_backbone=False,
-            backbone=None,
-            backbone_config=backbone,
-            d_model=32,
-            encoder_layers=2,
-            decoder_layers=2,
-            encoder_attention_heads=4,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=48,
-            decoder_ffn_dim=48,
-            num_queries=6,
-        )
+def _resnet() -> Any:
+    return hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage2"])
+
+
+def _detr_config(kind: Callable[..., Any] = hf.DetrConfig, **options: Any) -> Any:
+    """Also of the classes that came from DETR."""
+    return kind(
+        use_timm_backbone=False,
+        use_pretrained_backbone=False,
+        backbone=None,
+        backbone_config=_resnet(),
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        num_queries=6,
+        **options,
     )
 
 
@@ -227,6 +230,7 @@ def _depth_anything() -> nn.Module:
             neck_hidden_sizes=[8, 8],
             fusion_hidden_size=8,
             head_hidden_size=8,
+            initializer_range=0.2,  # at the default, next to nothing of the backbone comes through its head
         )
     )
 
@@ -287,55 +291,72 @@ def _owlvit() -> nn.Module:
     return hf.OwlViTModel(hf.OwlViTConfig(text_config=text_config, vision_config=_VIT, projection_dim=16))
 
 
-def _rt_detr() -> nn.Module:
-    backbone = hf.RTDetrResNetConfig(
+def _rt_detr_config(kind: Callable[..., Any] = hf.RTDetrConfig, backbone: Any = None) -> Any:
+    """Also of the classes that came from RT-DETR."""
+    resnet = hf.RTDetrResNetConfig(
         embedding_size=8,
         hidden_sizes=[8, 8, 8, 8],
         depths=[1, 1, 1, 1],
         out_features=["stage2", "stage3", "stage4"],
         layer_type="basic",
     )
-    return hf.RTDetrModel(
-        hf.RTDetrConfig(
+    return kind(
+        backbone_config=backbone or resnet,
+        encoder_hidden_dim=32,
+        encoder_in_channels=[8, 8, 8],
+        encoder_layers=1,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        d_model=32,
+        decoder_in_channels=[32, 32, 32],
+        decoder_layers=2,
+        decoder_ffn_dim=48,
+        decoder_attention_heads=2,
+        num_queries=6,
+        num_denoising=0,
+        initializer_range=0.2,  # at the default, little of the encoder comes out of its convolutions
+    )
+
+
+def _d_fine() -> nn.Module:
+    backbone = hf.HGNetV2Config(
+        stem_channels=[3, 8, 8],
+        stage_in_channels=[8, 8, 8, 8],
+        stage_mid_channels=[8, 8, 8, 8],
+        stage_out_channels=[8, 8, 8, 8],
+        stage_num_blocks=[1, 1, 1, 1],
+        stage_numb_of_layers=[1, 1, 1, 1],
+        hidden_sizes=[8, 8, 8, 8],
+        depths=[1, 1, 1, 1],
+        out_features=["stage2", "stage3", "stage4"],
+    )
+    return hf.DFineModel(_rt_detr_config(hf.DFineConfig, backbone))
+
+
+def _rf_detr() -> nn.Module:
+    """Two by two windows: layer 0 of the backbone looks inside them, layer 1 at all of them."""
+    backbone = hf.RfDetrDinov2Config(**_DINO, num_windows=2, out_indices=[1, 2])
+    return hf.RfDetrModel(
+        hf.RfDetrConfig(
             backbone_config=backbone,
-            use_timm_backbone=False,
-            use_pretrained_backbone=False,
-            backbone=None,
-            encoder_hidden_dim=32,
-            encoder_in_channels=[8, 8, 8],
-            encoder_layers=1,
-            encoder_attention_heads=4,
-            encoder_ffn_dim=48,
             d_model=32,
-            decoder_in_channels=[32, 32, 32],
             decoder_layers=2,
+            decoder_self_attention_heads=2,
+            decoder_cross_attention_heads=4,
+            decoder_n_points=2,
             decoder_ffn_dim=48,
-            decoder_attention_heads=2,
             num_queries=6,
-            num_denoising=0,
+            group_detr=2,
+            c2f_num_blocks=1,
         )
     )
 
 
-def _deformable_detr() -> nn.Module:
-    backbone = hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage2"])
-    return hf.DeformableDetrModel(
-        hf.DeformableDetrConfig(
-            use_timm_backbone=False,
-            use_pretrained_backbone=False,
-            backbone=None,
-            backbone_config=backbone,
-            d_model=32,
-            encoder_layers=2,
-            decoder_layers=2,
-            encoder_attention_heads=4,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=48,
-            decoder_ffn_dim=48,
-            num_queries=6,
-            num_feature_levels=1,
-        )
+def _dual_encoder() -> nn.Module:
+    config = hf.VisionTextDualEncoderConfig.from_vision_text_configs(
+        hf.ViTConfig(**_VIT), hf.BertConfig(**_TEXT), projection_dim=16
     )
+    return hf.VisionTextDualEncoderModel(config)
 
 
 _DETR_SITES = (
@@ -343,6 +364,17 @@ _DETR_SITES = (
     Sites("decoder.layers.*.self_attn", 2, "decoder", 2, 16, projection="o_proj"),
     Sites("decoder.layers.*.encoder_attn", 2, "decoder", 2, 16, kind="cross", projection="o_proj"),
 )
+_RT_DETR_SITES = (
+    Sites("encoder.aifi.0.layers.0.self_attn", 1, "encoder", 4, 8, projection="o_proj"),
+    Sites("decoder.layers.*.self_attn", 2, "decoder", 2, 16, projection="o_proj"),
+    Sites("decoder.layers.*.encoder_attn", 2, "decoder", 2, 16, kind="cross", reason="deformable"),
+)
+
+
+def _under(prefix: str, sites: tuple[Sites, ...]) -> tuple[Sites, ...]:
+    """The sites of a base model inside a model with a head."""
+    return tuple(replace(group, names=f"{prefix}.{group.names}") for group in sites)
+
 
 FAMILIES: tuple[Family, ...] = (
     Family(
@@ -390,7 +422,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("siglip", _siglip, lambda: {**text(), **pixels()}, (*_towers("encoder.", causal_text=False), _probe())),
     Family("siglip2", _siglip2, _siglip2_inputs, (*_towers("encoder.", causal_text=False), _probe())),
     Family("owlvit", _owlvit, _owlvit_inputs, _towers("encoder.", causal_text=True)),
-    Family("detr", _detr, _detr_inputs, _DETR_SITES),
+    Family("detr", lambda: hf.DetrModel(_detr_config()), _detr_inputs, _DETR_SITES),
     Family("whisper", lambda: hf.WhisperModel(whisper_config()), _whisper_inputs, _seq2seq_sites()),
     Family("bart", lambda: hf.BartModel(hf.BartConfig(**_BART)), seq2seq, _seq2seq_sites()),
     Family("marian", lambda: hf.MarianModel(hf.MarianConfig(**_BART)), seq2seq, _seq2seq_sites()),
@@ -406,25 +438,85 @@ FAMILIES: tuple[Family, ...] = (
         text,
         (Sites("layers.*.self_attn", 2, "text", 4, 8, causal=True, projection="o_proj"),),
     ),
-    Family(
-        "rt_detr",
-        _rt_detr,
-        lambda: pixels(2, 64, 64),
-        (
-            Sites("encoder.aifi.0.layers.0.self_attn", 1, "encoder", 4, 8, projection="o_proj"),
-            Sites("decoder.layers.*.self_attn", 2, "decoder", 2, 16, projection="o_proj"),
-            Sites("decoder.layers.*.encoder_attn", 2, "decoder", 2, 16, kind="cross", reason="deformable"),
-        ),
-    ),
+    Family("rt_detr", lambda: hf.RTDetrModel(_rt_detr_config()), lambda: pixels(2, 64, 64), _RT_DETR_SITES),
     Family(
         "deformable_detr",
-        _deformable_detr,
+        lambda: hf.DeformableDetrModel(_detr_config(hf.DeformableDetrConfig, num_feature_levels=1)),
         _detr_inputs,
         (
             Sites("encoder.layers.*.self_attn", 2, "encoder", 4, 8, reason="deformable"),
             Sites("decoder.layers.*.self_attn", 2, "decoder", 2, 16, projection="o_proj"),
             Sites("decoder.layers.*.encoder_attn", 2, "decoder", 2, 16, kind="cross", reason="deformable"),
         ),
+    ),
+    Family(
+        "conditional_detr",  # query and key of its cross-attention are twice as wide as the value
+        lambda: hf.ConditionalDetrModel(_detr_config(hf.ConditionalDetrConfig)),
+        _detr_inputs,
+        _DETR_SITES,
+    ),
+    Family(
+        "rt_detr_v2",
+        lambda: hf.RTDetrV2Model(_rt_detr_config(hf.RTDetrV2Config)),
+        lambda: pixels(2, 64, 64),
+        _RT_DETR_SITES,
+    ),
+    Family("d_fine", _d_fine, lambda: pixels(2, 64, 64), _RT_DETR_SITES),
+    Family(
+        "rf_detr",
+        _rf_detr,
+        lambda: pixels(2, 64, 64),
+        (
+            Sites("backbone.backbone.encoder.layer.0.attention", 1, "vision", 4, 8, reason="windowed"),
+            Sites("backbone.backbone.encoder.layer.1.attention", 1, "vision", 4, 8, projection="o_proj"),
+            Sites("decoder.layers.*.self_attn", 2, "decoder", 2, 16, projection="o_proj"),
+            Sites("decoder.layers.*.cross_attn", 2, "decoder", 4, 8, kind="cross", reason="deformable"),
+        ),
+    ),
+    Family(
+        "vision_text_dual_encoder",
+        _dual_encoder,
+        lambda: {**text(), **pixels()},
+        (
+            *_under("vision_model", _vision("layers.*.attention")),
+            *_under("text_model", (_BERT_SITES,)),
+        ),
+    ),
+    Family(
+        "detr_object_detection",
+        lambda: hf.DetrForObjectDetection(_detr_config()),
+        _detr_inputs,
+        _under("model", _DETR_SITES),
+    ),
+    Family(
+        "rt_detr_object_detection",
+        lambda: hf.RTDetrForObjectDetection(_rt_detr_config()),
+        lambda: pixels(2, 64, 64),
+        _under("model", _RT_DETR_SITES),
+    ),
+    Family(
+        "dinov2_image_classification",
+        lambda: hf.Dinov2ForImageClassification(hf.Dinov2Config(**_DINO, num_labels=3)),
+        pixels,
+        _vision("dinov2.encoder.layer.*.attention"),
+    ),
+    Family(
+        "bert_masked_lm",  # its decoder is tied to the word embeddings
+        lambda: hf.BertForMaskedLM(hf.BertConfig(**_TEXT)),
+        text,
+        _under("bert", (_BERT_SITES,)),
+    ),
+    Family(
+        "whisper_generation",  # likewise
+        lambda: hf.WhisperForConditionalGeneration(whisper_config()),
+        _whisper_inputs,
+        _under("model", _seq2seq_sites()),
+    ),
+    Family(
+        "clip_vision_projection",
+        lambda: hf.CLIPVisionModelWithProjection(hf.CLIPVisionConfig(**_VIT, projection_dim=16)),
+        pixels,
+        _vision("vision_model.encoder.layers.*.self_attn", "out_proj"),
     ),
 )
 
@@ -473,6 +565,16 @@ NOT_CONVERTIBLE: tuple[Family, ...] = (
         (Sites("encoder.layers.0.blocks.*.attention", 2, "vision", 2, 8, reason="relative-position bias"),),
     ),
     Family(
+        "sam",  # layer 0 is windowed besides
+        lambda: hf.SamVisionModel(
+            hf.SamVisionConfig(
+                **_VIT, mlp_dim=48, output_channels=8, window_size=2, global_attn_indexes=[1], num_pos_feats=4
+            )
+        ),
+        pixels,
+        (Sites("vision_encoder.layers.*.attn", 2, "vision", 4, 8, reason="relative-position bias"),),
+    ),
+    Family(
         "llama_gqa",
         lambda: hf.LlamaModel(hf.LlamaConfig(**_GQA)),
         text,
@@ -491,6 +593,24 @@ NOT_CONVERTIBLE: tuple[Family, ...] = (
         (
             Sites("layers.0.self_attn", 1, "text", 4, 8, causal=True, reason="windowed"),
             Sites("layers.1.self_attn", 1, "text", 4, 8, causal=True, reason="soft cap"),
+        ),
+    ),
+    Family(
+        "table_transformer",
+        lambda: hf.TableTransformerModel(_detr_config(hf.TableTransformerConfig)),
+        _detr_inputs,
+        (
+            Sites("encoder.layers.*.self_attn", 2, "encoder", 4, 8, reason="computes attention itself"),
+            Sites("decoder.layers.*.self_attn", 2, "decoder", 2, 16, reason="computes attention itself"),
+            Sites(
+                "decoder.layers.*.encoder_attn",
+                2,
+                "decoder",
+                2,
+                16,
+                kind="cross",
+                reason="computes attention itself",
+            ),
         ),
     ),
 )

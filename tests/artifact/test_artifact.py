@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,7 +85,7 @@ def test_a_changed_weight_is_found(artifact):
     latte_convert.load(artifact)  # loads: only verify and restore look at values
     with pytest.raises(IntegrityError, match=r"'model\.safetensors' is not the file that was saved"):
         latte_convert.verify(artifact)
-    with pytest.raises(IntegrityError, match="not those recorded"):
+    with pytest.raises(IntegrityError, match=r"'model\.safetensors' is not the file"):
         latte_convert.restore(artifact, artifact.parent / "original")
     assert not (artifact.parent / "original").exists()
 
@@ -137,9 +140,128 @@ def test_an_existing_output_is_refused_and_untouched(result, tmp_path):
     with pytest.raises(OutputError, match="exists already"):
         result.save(out)
     assert [p.name for p in out.iterdir()] == ["mine.txt"]
-    result.save(out, overwrite=True)
-    assert latte_convert.verify(out).files == 3
-    assert [p.name for p in tmp_path.iterdir()] == ["there"]
+    with pytest.raises(OutputError, match="was not written by latte"):
+        result.save(out, overwrite=True)
+    assert [p.name for p in out.iterdir()] == ["mine.txt"]
+
+
+def test_an_artifact_and_an_empty_directory_can_be_replaced(result, artifact, tmp_path):
+    (artifact / "report.html").write_text("old")
+    result.save(artifact, overwrite=True)
+    assert (artifact / "report.html").read_text() != "old"
+    (tmp_path / "empty").mkdir()
+    result.save(tmp_path / "empty", overwrite=True)
+    assert latte_convert.verify(tmp_path / "empty").files == 3
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "hybrid"]
+
+
+def test_nothing_that_is_needed_is_ever_replaced(artifact, tiny_dino, shared_data, tmp_path, monkeypatch):
+    photos = tmp_path / "home" / "photos"
+    photos.mkdir(parents=True)
+    for path in sorted((shared_data / "coco_val128" / "images").iterdir())[:4]:
+        shutil.copy(path, photos)
+    model = shutil.copytree(tiny_dino, tmp_path / "home" / "model")
+    shutil.copy(artifact / "latte.json", tmp_path / "home")  # as if home were an artifact
+    result = latte_convert.convert(model, photos, recipe=Recipe(samples=4))
+    for out in (model, photos, tmp_path / "home", tmp_path / "home" / "x" / ".." / "model"):
+        with pytest.raises(OutputError, match="would be lost"):
+            result.save(out, overwrite=True)
+    with pytest.raises(OutputError, match="would be lost"):
+        latte_convert.restore(artifact, artifact.parent / "y" / ".." / "hybrid", overwrite=True)
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(OutputError, match="would be lost"):
+        latte_convert.restore(artifact, tmp_path / "link" / "hybrid", overwrite=True)
+    monkeypatch.chdir(tmp_path / "home")
+    with pytest.raises(OutputError, match="would be lost"):
+        latte_convert.restore(artifact, tmp_path / "home", overwrite=True)
+    assert latte_convert.verify(artifact).files == 3
+    assert len(list(photos.iterdir())) == 4
+
+
+def test_a_restored_original_can_be_replaced_by_itself(artifact, tmp_path):
+    out = latte_convert.restore(artifact, tmp_path / "original")
+    latte_convert.restore(artifact, out, overwrite=True)
+    (out / "mine.txt").write_text("keep")
+    with pytest.raises(OutputError, match="was not written by latte"):
+        latte_convert.restore(artifact, out, overwrite=True)
+
+
+def test_a_directory_that_appears_meanwhile_is_left_alone(tmp_path):
+    def write() -> None:
+        with files.atomic_directory(tmp_path / "out", overwrite=False) as directory:
+            (directory / "new").write_text("new")
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out" / "theirs").write_text("theirs")
+
+    with pytest.raises(OutputError, match="has appeared meanwhile"):
+        write()
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["theirs"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
+def test_an_old_directory_is_exchanged(tmp_path, monkeypatch, exchange):
+    if not exchange:
+        monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").write_text("old")
+    with files.atomic_directory(tmp_path / "out", overwrite=True) as directory:
+        (directory / "new").write_text("new")
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["new"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_a_killed_run_left_is_removed(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    for pid in (dead.pid, os.getpid()):
+        (tmp_path / f".out.tmp-{pid}-abc").mkdir()
+    with files.atomic_directory(tmp_path / "out", overwrite=False):
+        pass
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f".out.tmp-{os.getpid()}-abc", "out"]
+
+
+def test_restore_checks_every_file(artifact, tmp_path):
+    with (artifact / "preprocessor_config.json").open("a") as file:
+        file.write(" ")
+    with pytest.raises(IntegrityError, match=r"'preprocessor_config\.json' is not the file"):
+        latte_convert.restore(artifact, tmp_path / "original")
+    assert not (tmp_path / "original").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m["files"].clear(), "does not name"),
+        (lambda m: m["files"].pop("config.json"), r"does not name: config\.json"),
+        (lambda m: m["files"].update({"../../secret": "0" * 64}), "not a file inside the artifact"),
+        (lambda m: m["files"].update({"/etc/hostname": "0" * 64}), "not a file inside the artifact"),
+        (lambda m: m["probe"].update(method="zero_grad"), "method"),
+        (lambda m: m["sites"][0].update(heads=-1), "heads"),
+        (lambda m: m.update(min_tokens=-1), "min_tokens"),
+        (lambda m: m["probe"]["inputs"]["pixel_values"].update(shape=[1, 3]), "does not run"),
+    ],
+    ids=["no files", "one file less", "parent", "absolute", "method", "heads", "min_tokens", "probe shape"],
+)
+def test_a_manifest_cannot_lie_or_point_elsewhere(artifact, change, message):
+    edit_manifest(artifact, change)
+    with pytest.raises(IntegrityError, match=message):
+        latte_convert.verify(artifact)
+
+
+def test_files_that_the_manifest_does_not_name_are_found(artifact, tmp_path):
+    (artifact / "modeling_evil.py").write_text("")
+    with pytest.raises(IntegrityError, match=r"does not name: modeling_evil\.py"):
+        latte_convert.verify(artifact)
+    with pytest.raises(IntegrityError, match="does not name"):
+        latte_convert.restore(artifact, tmp_path / "original")
+
+
+def test_a_source_with_tensors_of_our_name_is_refused(tiny_dino, shared_data, tmp_path):
+    model = shutil.copytree(tiny_dino, tmp_path / "model")
+    edit_weights(model, lambda t: t.update({"foo.latte.alpha": torch.zeros(1)}))
+    with pytest.raises(CheckpointError, match=r"foo\.latte\.alpha"):
+        latte_convert.convert(model, shared_data / "coco_val128" / "images", recipe=Recipe(samples=4))
 
 
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])

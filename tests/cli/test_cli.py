@@ -129,7 +129,7 @@ def test_schema_is_a_valid_json_schema(latte, which):
         (["--min-fidelity", "1.0", "--ratio", "1"], 4, "held-out fidelity is"),
         (["--samples", "5", "--min-samples", "20"], 3, "min_samples (20) is more than samples (5)"),
         (["--samples", "50", "--min-samples", "20"], 3, "8"),
-        (["--device", "quantum"], 2, "device 'quantum' cannot be used"),
+        (["--device", "quantum"], 2, "device 'quantum' is not one of auto, cpu, cuda"),
         (["--granularity", "channel"], 2, "channel"),
         (["--nonsense"], 2, "No such option"),
     ],
@@ -206,7 +206,7 @@ def bad_models(tmp_path: Path, tiny_dino: Path) -> dict[str, tuple[Path | str, s
         "incomplete": (missing_tensor, "1 tensors missing (layernorm.weight)"),
         "not a hub id": ("a b", "neither an existing path nor a Hub id"),
         "offline": ("someone/some-model", "cannot be reached"),
-        "other library": ("timm:vit_small", "Transformers checkpoints only"),
+        "unknown timm model": ("timm:vit_small", "has no model 'vit_small' (nearest: vit_small_"),
     }
 
 

@@ -1,0 +1,316 @@
+"""open_clip checkpoints: ``open_clip_config.json`` with weights beside it, local or on the Hub, or a pretrained tag."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from latte_convert.adapters.checkpoint import Checkpoint, _download, _weight_files, read_json
+from latte_convert.calibration.feed import Batch
+from latte_convert.errors import CheckpointError, nearest
+
+if TYPE_CHECKING:
+    from latte_convert.calibration.data import Modality, Sample
+
+CONFIG = "open_clip_config.json"
+_PREFIX = "open_clip_"
+_SECTIONS = ("embed_dim", "vision_cfg", "text_cfg")
+
+
+def resolve_open_clip(name: str, *, allow_pickle: bool = False, identifier: str | None = None) -> OpenClipCheckpoint:
+    """Find an open_clip checkpoint.
+
+    Args:
+        name: ``local-dir:PATH``, ``hf-hub:OWNER/NAME``, or ``ARCH/TAG`` as in ``open_clip.list_pretrained()``, such as
+            ``ViT-B-32/laion2b_s34b_b79k``.
+        allow_pickle: Accept pickled weights where there is no safetensors file.
+        identifier: What the user called it; an ``open_clip:`` id, or the absolute path where None.
+
+    Raises:
+        CheckpointError: There is no such model, or it has no usable weights or configuration.
+    """
+    source, _, rest = name.partition(":")
+    if source == "local-dir":
+        path = Path(rest).expanduser().resolve()
+        if not path.is_dir():
+            siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+            raise CheckpointError(f"there is no open_clip model at '{rest}' ({nearest(path.name, siblings)}).")
+        return _open(identifier or str(path), path, allow_pickle)
+    if source == "hf-hub":
+        repo, _, revision = rest.partition("@")
+        path = _download(repo, revision or None, allow_pickle, _PREFIX)
+        return _open(identifier or f"open_clip:{name}", path, allow_pickle, revision=path.name)
+    return _open_tag(name, allow_pickle, identifier or f"open_clip:{name}")
+
+
+def _open(identifier: str, path: Path, allow_pickle: bool, revision: str | None = None) -> OpenClipCheckpoint:
+    if not (path / CONFIG).is_file():
+        raise CheckpointError(f"{path} has no {CONFIG}: it is not an open_clip checkpoint (push_to_hf_hub writes one).")
+    config = read_json(path / CONFIG)
+    model = config.get("model_cfg")
+    missing = [key for key in _SECTIONS if not isinstance(model, dict) or key not in model]
+    if missing:
+        raise CheckpointError(f"{path / CONFIG} says nothing of {', '.join(missing)} in its model_cfg.")
+    own = [*path.glob(f"{_PREFIX}model*.safetensors"), *path.glob(f"{_PREFIX}pytorch_model*.bin")]
+    prefix = "" if not own and (path / "model.safetensors").is_file() else _PREFIX
+    weights = _weight_files(path, allow_pickle, prefix)
+    return OpenClipCheckpoint(identifier, path, weights, config=config, revision=revision)
+
+
+def _open_tag(name: str, allow_pickle: bool, identifier: str) -> OpenClipCheckpoint:
+    """A pretrained tag; its configuration, which comes from the library, lies in a temporary directory meanwhile."""
+    import open_clip
+    from open_clip import pretrained
+
+    architecture, _, tag = name.partition("/")
+    model = open_clip.get_model_config(architecture) if ":" not in architecture else None
+    if model is None:
+        raise CheckpointError(
+            f"open_clip {open_clip.__version__} has no model '{architecture}' "
+            f"({nearest(architecture, open_clip.list_models())}). Give open_clip:ARCH/TAG, open_clip:hf-hub:OWNER/NAME "
+            "or open_clip:local-dir:PATH."
+        )
+    tags = open_clip.list_pretrained_tags_by_model(architecture)
+    settings = pretrained.get_pretrained_cfg(architecture, tag)
+    if not settings:
+        raise CheckpointError(f"open_clip has no weights '{tag}' for {architecture}; its tags: {', '.join(tags)}.")
+    try:
+        with _quiet():
+            file = Path(pretrained.download_pretrained(settings))
+    except Exception as error:  # urllib's, the Hub client's and open_clip's own errors share no base class
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"the weights of open_clip:{name} are not in the local cache and cannot be fetched (offline?): {reason} "
+            f"Tags of {architecture}: {', '.join(tags)}. A folder with {CONFIG} is read as open_clip:local-dir:PATH."
+        ) from None
+    if file.suffix != ".safetensors" and not allow_pickle:
+        raise CheckpointError(
+            f"open_clip:{name} has only pickled weights ({file.name}), which can run code when read. "
+            "Pass --allow-pickle to read them with weights-only unpickling."
+        )
+    if settings.get("quick_gelu"):
+        model["quick_gelu"] = True  # the tag was trained with it; open_clip only warns
+    path = Path(tempfile.mkdtemp(prefix="open_clip-"))
+    config = {"model_cfg": model, "preprocess_cfg": _preprocessing(settings)}
+    (path / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+    _save_tokenizer(architecture, model, path)
+    checkpoint = OpenClipCheckpoint(identifier, path, (file,), config=config)
+    weakref.finalize(checkpoint, shutil.rmtree, path, ignore_errors=True)
+    return checkpoint
+
+
+def _preprocessing(settings: dict[str, Any]) -> dict[str, Any]:
+    """The preprocessing that a tag's settings imply, without the image size, which is the model's."""
+    from open_clip.transform import PreprocessCfg, merge_preprocess_dict
+
+    return {key: value for key, value in merge_preprocess_dict(PreprocessCfg(), settings).items() if key != "size"}
+
+
+def _save_tokenizer(architecture: str, model: dict[str, Any], path: Path) -> None:
+    """Put a tokenizer that comes from the Hub beside the configuration; images need none."""
+    import open_clip
+
+    if not model["text_cfg"].get("hf_tokenizer_name"):
+        return
+    try:
+        with _quiet():
+            open_clip.get_tokenizer(architecture).save_pretrained(path)
+    except (OSError, ValueError) as error:
+        logging.getLogger("latte_convert").warning(
+            "%s: its tokenizer cannot be fetched: %s", architecture, str(error).splitlines()[0]
+        )
+
+
+class OpenClipCheckpoint(Checkpoint):
+    """An open_clip checkpoint; ``config`` holds the contents of its ``open_clip_config.json``.
+
+    ``processor("image").apply`` is open_clip's evaluation transform, ``processor("text").apply`` its tokenizer, also
+    those of an artifact: ``resolve(directory).processor("image").apply``.
+    """
+
+    library = "open_clip"
+    weights_stem = f"{_PREFIX}model"
+
+    def __init__(
+        self, identifier: str, path: Path, weights: tuple[Path, ...], *, config: dict[str, Any], **options: Any
+    ) -> None:
+        super().__init__(identifier, path, weights, **options)
+        self.config = config
+
+    @property
+    def model_class(self) -> str:
+        """Name of the class that open_clip builds for the configuration."""
+        model = self.config["model_cfg"]
+        if not (model.get("custom_text") or "hf_model_name" in model["text_cfg"]):
+            return "CLIP"
+        return "CoCa" if "multimodal_cfg" in model else "CustomTextCLIP"
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """Images and texts."""
+        return ("image", "text")
+
+    def processor(self, modality: Modality) -> OpenClipProcessor:
+        """open_clip's own evaluation transform or tokenizer, by the checkpoint's configuration."""
+        if modality not in self.modalities:
+            raise CheckpointError(f"{self.id} is an open_clip model: it takes images and texts, no {modality}.")
+        return OpenClipProcessor(self.id, self.path, self.config, modality)
+
+    def read_tensors(self) -> dict[str, Tensor]:
+        """All tensors under their own keys; see ``Checkpoint``. Training checkpoints are unpacked."""
+        tensors: dict[str, Any] = super().read_tensors()
+        tensors = tensors.get("state_dict", tensors)
+        return {key.removeprefix("module."): tensor for key, tensor in tensors.items()}
+
+    def instantiate(self, tensors: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
+        """Build the open_clip class from tensors, strictly; see ``Checkpoint``.
+
+        One dtype throughout is kept; mixed ones become float32, in which open_clip loads by default.
+        """
+        import open_clip
+        from open_clip.model import set_model_preprocess_cfg
+
+        try:
+            with _quiet():
+                model = open_clip.create_model(f"local-dir:{self.path}", load_weights=False, pretrained_text=False)
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError, OSError) as error:
+            raise CheckpointError(f"{self.id}: open_clip cannot build {self.model_class}: {error}") from None
+        model.to(_dtype(tensors))
+        set_model_preprocess_cfg(model, {**model.visual.preprocess_cfg, **self.config.get("preprocess_cfg", {})})
+        expected = model.state_dict()
+        fitted = _fit(tensors, expected)
+        missing = sorted(expected.keys() - fitted.keys())
+        mismatched = sorted(key for key in expected.keys() & fitted.keys() if fitted[key].shape != expected[key].shape)
+        if missing or mismatched:
+            raise CheckpointError(
+                f"{self.id} does not fill {self.model_class}: "
+                + "; ".join(f"{len(keys)} tensors {what} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
+                            for keys, what in ((missing, "missing"), (mismatched, "of another shape")) if keys)
+                + f". They would be random; use weights that {CONFIG} describes."
+            )  # fmt: skip
+        model.load_state_dict(fitted, strict=False)
+        return model.eval(), sorted(fitted.keys() - expected.keys())
+
+
+def _fit(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under today's keys: older checkpoints keep a custom text tower flat, and scalars in vectors."""
+    from open_clip.model import convert_to_custom_text_state_dict
+
+    if "positional_embedding" not in expected:
+        tensors = convert_to_custom_text_state_dict(tensors)
+    return {
+        key: tensor.reshape(expected[key].shape)
+        if key in expected and tensor.numel() == expected[key].numel() == 1
+        else tensor
+        for key, tensor in tensors.items()
+    }
+
+
+def _dtype(tensors: dict[str, Tensor]) -> torch.dtype:
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32
+
+
+class OpenClipProcessor:
+    """open_clip's preprocessing for one modality; see ``calibration.feed.Processor``.
+
+    Args:
+        identifier: What the user called the checkpoint, for messages.
+        path: Its directory, where the tokenizer is, if it is not open_clip's default one.
+        config: Contents of its ``open_clip_config.json``.
+        modality: What the samples are.
+
+    Attributes:
+        apply: The transform, from a PIL image to ``(3, height, width)``, or the tokenizer, from texts to
+            ``(B, context_length)``.
+
+    Raises:
+        CheckpointError: The checkpoint does not say how its inputs are prepared.
+    """
+
+    sampling_rate: int | None = None
+
+    def __init__(self, identifier: str, path: Path, config: dict[str, Any], modality: Modality) -> None:
+        self.modality = modality
+        self.truncated: set[str] = set()
+        make = _transform if modality == "image" else _tokenizer
+        try:
+            self.apply: Any = make(path, config)
+        except (AssertionError, KeyError, OSError, TypeError, ValueError) as error:
+            what = "preprocess_cfg" if modality == "image" else "tokenizer"
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise CheckpointError(
+                f"{identifier} has no usable {what}, and guessing its preprocessing would be wrong ({reason})."
+            ) from None
+
+    def method(self, _model: nn.Module) -> str:
+        """The method of the tower that takes these samples."""
+        return f"encode_{self.modality}"
+
+    def towers(self, _model: nn.Module) -> set[str] | None:
+        """The tower that takes these samples."""
+        return {"vision" if self.modality == "image" else "text"}
+
+    def prepare(self, sample: Sample, model: nn.Module) -> Batch:
+        """Turn a sample into the tower's first argument: ``(1, 3, height, width)`` or ``(1, context_length)``."""
+        name = next(iter(inspect.signature(getattr(model, self.method(model))).parameters))
+        if self.modality == "image":
+            return {name: self.apply(sample.value)[None]}
+        if self._length(str(sample.value)) > self.apply.context_length:
+            self.truncated.add(sample.id)
+        return {name: self.apply([sample.value])}
+
+    def _length(self, text: str) -> int:
+        """Tokens of a text, the special ones included."""
+        if hasattr(self.apply, "encode"):
+            return len(self.apply.encode(text)) + 2
+        return len(self.apply.tokenizer(self.apply.clean_fn(text), verbose=False).input_ids)
+
+
+def _transform(_path: Path, config: dict[str, Any]) -> Any:
+    from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
+
+    given = config.get("preprocess_cfg") or {}
+    missing = [key for key in ("mean", "std") if given.get(key) is None]
+    if missing:
+        raise ValueError(f"{CONFIG} has no {' and no '.join(missing)}")
+    settings = merge_preprocess_dict(PreprocessCfg(), given)
+    settings["size"] = config["model_cfg"]["vision_cfg"].get("image_size", settings["size"])
+    return image_transform_v2(PreprocessCfg(**settings), is_train=False)
+
+
+def _tokenizer(path: Path, config: dict[str, Any]) -> Any:
+    import open_clip
+
+    from latte_convert.adapters.hf_inputs import _TOKENIZER_FILES
+
+    text = config["model_cfg"]["text_cfg"]
+    if text.get("hf_tokenizer_name") and not any(any(path.glob(name)) for name in _TOKENIZER_FILES):
+        # Transformers would make an empty tokenizer that maps every word to "unknown".
+        raise ValueError(f"{CONFIG} names the tokenizer {text['hf_tokenizer_name']}, whose files are not beside it")
+    with _quiet():
+        return open_clip.get_tokenizer(f"local-dir:{path}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep open_clip's reports off the screen: it logs through the root logger, and thereby gives it a handler."""
+    root = logging.getLogger()
+    handlers, disabled = list(root.handlers), root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        logging.disable(disabled)
