@@ -221,8 +221,8 @@ def _gate(job: Job) -> None:
     cosine = fidelity.outputs[fidelity.primary].cosine
     if cosine < least:
         raise GateError(
-            f"held-out fidelity is {_below(cosine, least)} (cosine of {fidelity.primary}), below the {least} asked for; "
-            f"nothing was written. Convert fewer sites (now {len(job.plan.converted) if job.plan else 0}) with --ratio "
+            f"held-out fidelity is {_below(cosine, least)} (cosine of {fidelity.primary}), below the {least} asked "
+            f"for; nothing was written. Convert fewer sites (now {len(job.plan.converted) if job.plan else 0}) with --ratio "
             "or -k, or lower --min-fidelity."
         )
 

@@ -39,6 +39,8 @@ def test_both_towers_are_scored_and_selected_together(tiny_clip, data, tmp_path)
     robust = sorted((s for s in report.sites if s.eligible), key=lambda site: site.score.value)[:3]
     assert {site.name for site in robust} == set(report.converted)
     assert {name.partition(".")[0] for name in report.fidelity.outputs} == {"vision", "text"}
+    worst = min(report.fidelity.outputs[f"{tower}.pooler_output"].cosine for tower in ("vision", "text"))
+    assert report.fidelity.outputs[report.fidelity.primary].cosine == worst
     assert report.calibration.modality == "text, image"
     assert (report.calibration.used, report.calibration.held_out) == (8, 4)
     reloaded = latte_convert.load(result.save(tmp_path / "hybrid"))

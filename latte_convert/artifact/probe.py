@@ -62,7 +62,7 @@ def _run(
     device = next(model.parameters()).device
     batch = {key: _draw(spec, generator, device) for key, spec in inputs.items()}
     outputs = dict(named_outputs(getattr(model, method)(**batch)))
-    name = wanted or primary_output(outputs)
+    name = wanted or primary_output(outputs, tower=method != "forward")
     if name not in outputs:
         raise IntegrityError(f"the model has no output '{name}' any more; it has {', '.join(outputs)}")
     return name, outputs[name].cpu()

@@ -19,15 +19,14 @@ from latte_convert.evaluation.compare import Agreement
 from latte_convert.kernels.base import Kernel
 from latte_convert.rewrite.apply import apply
 
-PRIMARY = ("image_embeds", "text_embeds", "logits", "last_hidden_state", "pooler_output")
-"""Outputs that stand for the model, best first."""
+_MODEL_OUTPUTS = ("image_embeds", "text_embeds", "logits", "last_hidden_state")
+_TOWER_OUTPUTS = ("pooler_output", "last_hidden_state")
 
 
-def primary_output(names: Iterable[str]) -> str:
-    """The output that stands for the model: the best by ``PRIMARY``, of the first tower where there are several."""
+def primary_output(names: Iterable[str], *, tower: bool = False) -> str:
+    """The output that stands for a model, or, pooled and projected, for one tower of it."""
     known = list(names)
-    ranked = (name for best in PRIMARY for name in known if name.rpartition(".")[2] == best)
-    return next(ranked, known[0])
+    return next((name for name in (_TOWER_OUTPUTS if tower else _MODEL_OUTPUTS) if name in known), known[0])
 
 
 @dataclass
@@ -38,7 +37,8 @@ class Fidelity:
         outputs: Agreement of every floating-point output of the model.
         blocks: Agreement of the output of every block that holds a site.
         sites: Agreement of each kernel's attention output with the exact one, on the original's inputs.
-        shapes: Mean number of queries and keys of each site.
+        shapes: Mean number of queries and keys of each site, and the channels per head of query and key.
+        primaries: The output that stands for the model, or for each tower that samples reach.
         original_ms: Median wall time of the original on one sample.
         hybrid_ms: Median wall time of the hybrid on one sample.
     """
@@ -46,14 +46,15 @@ class Fidelity:
     outputs: dict[str, Agreement] = field(default_factory=dict)
     blocks: dict[str, Agreement] = field(default_factory=dict)
     sites: dict[str, Agreement] = field(default_factory=dict)
-    shapes: dict[str, tuple[float, float]] = field(default_factory=dict)
+    shapes: dict[str, tuple[float, float, int]] = field(default_factory=dict)
+    primaries: set[str] = field(default_factory=set)
     original_ms: float = 0.0
     hybrid_ms: float = 0.0
 
     @property
     def primary(self) -> str:
-        """Name of the output that gates look at."""
-        return primary_output(self.outputs)
+        """Name of the output that gates look at: the worst, where there are several towers."""
+        return min(sorted(self.primaries), key=lambda name: self.outputs[name].cosine)
 
 
 class _Watch:
@@ -65,11 +66,13 @@ class _Watch:
         self.queries: list[int] = []
         self.keys: list[int] = []
         self.prefix = 0
+        self.head_dim = 0
 
     def __call__(self, call: AttentionCall) -> Tensor | None:
         self.queries.append(call.query.shape[2])
         self.keys.append(call.key.shape[2])
         self.prefix = call.layout.prefix
+        self.head_dim = call.query.shape[3]
         if self.kernel is None or call.obstacle is not None:
             return None
         target = call.exact()
@@ -131,8 +134,10 @@ def measure(
                     calls[name] += handler.calls
             for block, tensor in seen.items():
                 result.blocks[block].add(tensor, outputs[block])
+        place = f"{inputs.tower}." if inputs.tower else ""
+        result.primaries.add(place + primary_output(original, tower=bool(inputs.tower)))
         for name, tensor in original.items():
-            full = f"{inputs.tower}.{name}" if inputs.tower else name
+            full = place + name
             result.outputs.setdefault(full, Agreement()).add(tensor, hybrid[name])
         original_ms.append(_milliseconds(model, inputs))
         with apply(model, adapter, kernels, min_tokens=min_tokens):
@@ -141,7 +146,7 @@ def measure(
     require_calls(calls)
     result.sites = {name: watches[name].agreement for name in kernels}
     result.shapes = {
-        name: (statistics.fmean(watch.queries), statistics.fmean(watch.keys))
+        name: (statistics.fmean(watch.queries), statistics.fmean(watch.keys), watch.head_dim)
         for name, watch in watches.items()
         if watch.keys
     }

@@ -144,7 +144,7 @@ def _cost(job: Job, fidelity: Fidelity, converted: set[str]) -> CostReport:
     for site in job.sites:
         if site.name not in fidelity.shapes:
             continue
-        queries, keys = (round(n) for n in fidelity.shapes[site.name])
+        queries, keys, head_dim = (round(n) for n in fidelity.shapes[site.name])
         linear = site.name in converted and keys >= job.recipe.min_tokens
         for column, kernel in enumerate(("exact", job.recipe.kernel if linear else "exact")):
             flops = attention_flops(
@@ -152,7 +152,8 @@ def _cost(job: Job, fidelity: Fidelity, converted: set[str]) -> CostReport:
                 queries=queries,
                 keys=keys,
                 heads=site.heads,
-                head_dim=site.head_dim,
+                head_dim=head_dim,
+                value_dim=site.head_dim,
                 causal=site.causal,
             )
             sums["true"][column] += flops.true
@@ -162,7 +163,7 @@ def _cost(job: Job, fidelity: Fidelity, converted: set[str]) -> CostReport:
     return CostReport(
         parameters=sum(p.numel() for p in job.model.parameters() if id(p) not in ours),
         parameters_added=added,
-        tokens={name: keys for name, (_, keys) in fidelity.shapes.items()},
+        tokens={name: keys for name, (_, keys, _) in fidelity.shapes.items()},
         flops=FlopsReport(original=sums["true"][0], hybrid=sums["true"][1]),
         flops_paper=FlopsReport(original=sums["paper"][0], hybrid=sums["paper"][1]),
         forward_ms={"original": fidelity.original_ms, "hybrid": fidelity.hybrid_ms},
