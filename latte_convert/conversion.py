@@ -222,8 +222,8 @@ def _gate(job: Job) -> None:
     if cosine < least:
         raise GateError(
             f"held-out fidelity is {_below(cosine, least)} (cosine of {fidelity.primary}), below the {least} asked "
-            f"for; nothing was written. Convert fewer sites (now {len(job.plan.converted) if job.plan else 0}) with --ratio "
-            "or -k, or lower --min-fidelity."
+            f"for; nothing was written. Convert fewer sites (now {len(job.plan.converted) if job.plan else 0}) with "
+            "--ratio or -k, or lower --min-fidelity."
         )
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from latte_convert.adapters import AttentionSite, find_adapter
 from latte_convert.calibration.feed import BatchFeed, Feed, JoinedFeed, SampleFeed, run
 from latte_convert.calibration.fit import Fit
-from latte_convert.errors import CheckpointError, DataError
+from latte_convert.errors import CheckpointError, DataError, RecipeError
 from latte_convert.evaluation.fidelity import Fidelity, named_outputs
 from latte_convert.kernels.base import Kernel
 from latte_convert.recipe import Recipe
@@ -96,7 +96,7 @@ def prepare(
     device = choose_device(device)
     source = resolve(model, revision=revision, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     opened = _open_all(source, sources, recipe)
-    loaded, unexpected = source.instantiate(source.original_tensors())
+    loaded, unexpected = source.instantiate(source.original_tensors(), recipe.resolution)
     loaded = loaded.to(device)
     fitting: list[Feed] = []
     holdout: list[Feed] = []
@@ -163,6 +163,8 @@ def _prepare_loaded(model: nn.Module, calib: Any, recipe: Recipe) -> Job:
             "a loaded model has no preprocessing of its own: give an iterable of ready batches, "
             "or give the checkpoint's directory instead of the model."
         )
+    if recipe.resolution is not None:
+        raise RecipeError("resolution is for checkpoints: ready batches have their size already. Leave it out.")
     adapter = find_adapter(model)
     batches = list(calib)
     if len(batches) < recipe.min_samples:

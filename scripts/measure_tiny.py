@@ -3,8 +3,8 @@
     python scripts/measure_tiny.py [--models models] [--samples 64] [--ratio 0.67] [--json FILE] [--markdown FILE]
 
 Calibrates on training scenes and measures on held-out ones, with the metric code of the training scripts: COCO AP by
-pycocotools for ``tiny-detr`` (encoder, decoder and cross-attention converted), recall on held-out pairs for ``tiny-clip``
-(both towers converted).
+pycocotools for ``tiny-detr`` (encoder, decoder and cross-attention), recall on held-out pairs for ``tiny-clip`` (both
+towers).
 """
 
 from __future__ import annotations

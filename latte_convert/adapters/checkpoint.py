@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -92,28 +93,78 @@ class Checkpoint(ABC):
         """
 
     def processor_at(self, modality: Modality, resolution: int | None) -> Processor:
-        """The checkpoint's preprocessing for images of another size than its own.
+        """The checkpoint's preprocessing, for images of another size than its own where ``resolution`` is given.
 
         Raises:
-            CheckpointError: The library has no way of running the model at that size.
+            CheckpointError: The samples have no size in pixels, or the model does not run at that size.
         """
         if resolution is None:
             return self.processor(modality)
-        raise CheckpointError(f"{self.library} models run at their own resolution only; leave out --resolution.")
+        if modality != "image":
+            raise CheckpointError(f"--resolution is for images; {self.id} takes {modality} here.")
+        return self.image_processor(resolution)
 
     @abstractmethod
-    def instantiate(self, tensors: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
+    def image_processor(self, resolution: int) -> Processor:
+        """The checkpoint's own preprocessing, but for images of ``resolution`` pixels in height and width.
+
+        Raises:
+            CheckpointError: The checkpoint does not say how images are prepared, or does not run at that size.
+        """
+
+    @abstractmethod
+    def instantiate(self, tensors: dict[str, Tensor], resolution: int | None = None) -> tuple[nn.Module, list[str]]:
         """Build the library's own class from tensors, strictly.
 
         Args:
             tensors: The checkpoint's tensors, under the checkpoint's keys.
+            resolution: Height and width of images in pixels, if not the checkpoint's own. Positions are interpolated
+                as the library does it; a class that does so in its forward is the same at any resolution.
 
         Returns:
             The model in eval mode, and the keys it has no place for.
 
         Raises:
-            CheckpointError: A tensor is missing or has the wrong shape; it would be random.
+            CheckpointError: A tensor is missing or has the wrong shape; it would be random. Or the library cannot run
+                the model at that resolution.
         """
+
+    def fill(self, model: nn.Module, tensors: dict[str, Tensor], advice: str) -> list[str]:
+        """Copy tensors into a model, strictly.
+
+        Args:
+            model: Of this checkpoint's class.
+            tensors: Under the model's keys.
+            advice: What to do if they do not fit.
+
+        Returns:
+            The keys that the model has no place for, sorted.
+
+        Raises:
+            CheckpointError: A tensor is missing or has the wrong shape.
+        """
+        expected = model.state_dict()
+        shared = expected.keys() & tensors.keys()
+        mismatched = [key for key in shared if tensors[key].shape != expected[key].shape]
+        self.check_filled(expected.keys() - shared, mismatched, advice)
+        model.load_state_dict(tensors, strict=False)
+        return sorted(tensors.keys() - shared)
+
+    def check_filled(self, missing: Iterable[str], mismatched: Iterable[str], advice: str) -> None:
+        """Refuse a checkpoint that leaves parts of its model random.
+
+        Raises:
+            CheckpointError: There are such tensors; the message names them and gives ``advice``.
+        """
+        faults = [
+            f"{len(keys)} tensors {what} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
+            for keys, what in ((sorted(missing), "missing"), (sorted(mismatched), "of another shape"))
+            if keys
+        ]
+        if faults:
+            raise CheckpointError(
+                f"{self.id} does not fill {self.model_class}: {'; '.join(faults)}. They would be random; {advice}."
+            )
 
     @property
     def is_artifact(self) -> bool:
@@ -199,6 +250,19 @@ def resolve(
     return _local(text, local, local.name, allow_pickle, trust_remote_code)
 
 
+def check_patches(resolution: int, patch: int) -> None:
+    """Refuse a resolution that patches do not cover.
+
+    Raises:
+        CheckpointError: It is not a multiple of the patch size; the message names the nearest one.
+    """
+    if resolution % patch:
+        near = max(patch, round(resolution / patch) * patch)
+        raise CheckpointError(
+            f"resolution {resolution} is not a multiple of the model's patch size {patch}; nearest: {near}."
+        )
+
+
 def _looks_like_path(text: str) -> bool:
     return text.startswith((".", "/", "~", os.sep)) or text.endswith(("/", os.sep, *_WEIGHTS)) or text.count("/") > 1
 
@@ -232,7 +296,8 @@ def _local(
     file = None
     if path.is_file():
         file, path = path, path.parent
-    both = (path / "model.safetensors").is_file() and not any(path.glob("open_clip_*model*"))
+    transformers = all((path / name).is_file() for name in ("config.json", "model.safetensors"))
+    both = transformers and not any(path.glob("open_clip_*model*"))
     if (path / "open_clip_config.json").is_file() and not both:
         from latte_convert.adapters.open_clip_checkpoint import resolve_open_clip
 
@@ -316,6 +381,8 @@ def _read_file(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file} is damaged or is not a weight file: {error}") from None
     except Exception as error:  # unpickling errors share no base class
         raise CheckpointError(f"{file} cannot be read with weights-only unpickling: {error}") from None
+    if isinstance(tensors, dict) and isinstance(tensors.get("state_dict"), dict):
+        tensors = tensors["state_dict"]  # a training checkpoint, as open_clip writes it
     if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
         raise CheckpointError(f"{file} does not hold a plain dictionary of tensors; save model.state_dict() instead.")
     return tensors

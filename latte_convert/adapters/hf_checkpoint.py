@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.checkpoint import Checkpoint
+from latte_convert.adapters.checkpoint import Checkpoint, check_patches
 from latte_convert.errors import CheckpointError, nearest
 
 if TYPE_CHECKING:
@@ -48,21 +48,15 @@ class HFCheckpoint(Checkpoint):
 
         return HFProcessor(self.id, self.path, modality)
 
-    def processor_at(self, modality: Modality, resolution: int | None) -> HFProcessor:
+    def image_processor(self, resolution: int) -> HFProcessor:
         """The same at another image size: a multiple of the patch size, positions interpolated by the model itself."""
         from latte_convert.adapters.hf_inputs import HFProcessor
 
-        if resolution is not None:
-            config = self._class[1]
-            patch = getattr(getattr(config, "vision_config", config), "patch_size", None)
-            if modality != "image":
-                raise CheckpointError(f"--resolution is for images; {self.id} takes {modality} here.")
-            if isinstance(patch, int) and resolution % patch:
-                near = max(patch, round(resolution / patch) * patch)
-                raise CheckpointError(
-                    f"resolution {resolution} is not a multiple of the model's patch size {patch}; nearest: {near}."
-                )
-        return HFProcessor(self.id, self.path, modality, resolution)
+        config = self._class[1]
+        patch = getattr(getattr(config, "vision_config", config), "patch_size", None)
+        if isinstance(patch, int):
+            check_patches(resolution, patch)
+        return HFProcessor(self.id, self.path, "image", resolution)
 
     @cached_property
     def _class(self) -> tuple[Any, Any]:
@@ -121,8 +115,8 @@ class HFCheckpoint(Checkpoint):
         reference = next((ref for ref in references if str(ref).endswith(name)), None)
         return get_class_from_dynamic_module(reference, self.path) if reference else None
 
-    def instantiate(self, tensors: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
-        """Build the Transformers class from tensors, strictly; see ``Checkpoint``."""
+    def instantiate(self, tensors: dict[str, Tensor], resolution: int | None = None) -> tuple[nn.Module, list[str]]:
+        """Build the Transformers class from tensors, strictly; see ``Checkpoint``. It is the same at any resolution."""
         cls, config = self._class
         try:
             with quiet_transformers():
@@ -136,18 +130,8 @@ class HFCheckpoint(Checkpoint):
                 )
         except Exception as error:  # a bad value in config.json can fail anywhere in a constructor
             raise CheckpointError(f"{self.id} does not load into {cls.__name__}: {first_line(error)}") from error
-        missing = sorted(info["missing_keys"])
-        mismatched = sorted(str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"])
-        faults = [
-            f"{len(keys)} tensors {what} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
-            for keys, what in ((missing, "missing"), (mismatched, "of another shape"))
-            if keys
-        ]
-        if faults:
-            raise CheckpointError(
-                f"{self.id} does not fill {cls.__name__}: {'; '.join(faults)}. "
-                "They would be random; use a checkpoint saved from this class."
-            )
+        mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"]]
+        self.check_filled(info["missing_keys"], mismatched, "use a checkpoint saved from this class")
         return model.eval(), sorted(info["unexpected_keys"])
 
 

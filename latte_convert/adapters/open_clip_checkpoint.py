@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.checkpoint import Checkpoint, _download, _weight_files, read_json
+from latte_convert.adapters.checkpoint import Checkpoint, _download, _weight_files, check_patches, read_json
+from latte_convert.adapters.timm_checkpoint import resize_timm
 from latte_convert.calibration.feed import Batch
 from latte_convert.errors import CheckpointError, nearest
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 CONFIG = "open_clip_config.json"
 _PREFIX = "open_clip_"
+_POSITIONS = "visual.positional_embedding"
 _SECTIONS = ("embed_dim", "vision_cfg", "text_cfg")
 
 
@@ -167,40 +169,69 @@ class OpenClipCheckpoint(Checkpoint):
             raise CheckpointError(f"{self.id} is an open_clip model: it takes images and texts, no {modality}.")
         return OpenClipProcessor(self.id, self.path, self.config, modality)
 
-    def read_tensors(self) -> dict[str, Tensor]:
-        """All tensors under their own keys; see ``Checkpoint``. Training checkpoints are unpacked."""
-        tensors: dict[str, Any] = super().read_tensors()
-        tensors = tensors.get("state_dict", tensors)
-        return {key.removeprefix("module."): tensor for key, tensor in tensors.items()}
+    def image_processor(self, resolution: int) -> OpenClipProcessor:
+        """open_clip's own evaluation transform for images of another size."""
+        model = self.config["model_cfg"]
+        vision = {**model["vision_cfg"], "image_size": resolution}
+        config = {**self.config, "model_cfg": {**model, "vision_cfg": vision}}
+        return OpenClipProcessor(self.id, self.path, config, "image")
 
-    def instantiate(self, tensors: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
+    def read_tensors(self) -> dict[str, Tensor]:
+        """All tensors under their own keys; see ``Checkpoint``. Those of distributed training lose their prefix."""
+        return {key.removeprefix("module."): tensor for key, tensor in super().read_tensors().items()}
+
+    def instantiate(self, tensors: dict[str, Tensor], resolution: int | None = None) -> tuple[nn.Module, list[str]]:
         """Build the open_clip class from tensors, strictly; see ``Checkpoint``.
 
         One dtype throughout is kept; mixed ones become float32, in which open_clip loads by default.
         """
-        import open_clip
         from open_clip.model import set_model_preprocess_cfg
+
+        model = self._create().to(_dtype(tensors))
+        unexpected = self.fill(model, _fit(tensors, model.state_dict()), f"use weights that {CONFIG} describes")
+        if resolution is not None:
+            model = self._resized(model, resolution)
+        given = {**self.config.get("preprocess_cfg", {}), "size": model.visual.image_size}
+        set_model_preprocess_cfg(model, {**model.visual.preprocess_cfg, **given})
+        return model.eval(), unexpected
+
+    def _create(self, resolution: int | None = None) -> Any:
+        """The open_clip model with random weights."""
+        import open_clip
 
         try:
             with _quiet():
-                model = open_clip.create_model(f"local-dir:{self.path}", load_weights=False, pretrained_text=False)
+                return open_clip.create_model(
+                    f"local-dir:{self.path}",
+                    load_weights=False,
+                    pretrained_text=False,
+                    force_image_size=resolution,
+                )
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError, OSError) as error:
             raise CheckpointError(f"{self.id}: open_clip cannot build {self.model_class}: {error}") from None
-        model.to(_dtype(tensors))
-        set_model_preprocess_cfg(model, {**model.visual.preprocess_cfg, **self.config.get("preprocess_cfg", {})})
-        expected = model.state_dict()
-        fitted = _fit(tensors, expected)
-        missing = sorted(expected.keys() - fitted.keys())
-        mismatched = sorted(key for key in expected.keys() & fitted.keys() if fitted[key].shape != expected[key].shape)
-        if missing or mismatched:
+
+    def _resized(self, model: Any, resolution: int) -> Any:
+        """A model for images of another size, with the libraries' own interpolation of its positions."""
+        from open_clip.model import resize_pos_embed
+        from open_clip.timm_model import TimmModel
+
+        if isinstance(model.visual, TimmModel):
+            resize_timm(self.id, model.visual.trunk, resolution)
+            model.visual.image_size = (resolution, resolution)
+            return model
+        state = model.state_dict()
+        if _POSITIONS not in state:
             raise CheckpointError(
-                f"{self.id} does not fill {self.model_class}: "
-                + "; ".join(f"{len(keys)} tensors {what} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
-                            for keys, what in ((missing, "missing"), (mismatched, "of another shape")) if keys)
-                + f". They would be random; use weights that {CONFIG} describes."
-            )  # fmt: skip
-        model.load_state_dict(fitted, strict=False)
-        return model.eval(), sorted(fitted.keys() - expected.keys())
+                f"{self.id}: open_clip runs {type(model.visual).__name__} at its own resolution "
+                f"{model.visual.image_size} only; leave out --resolution."
+            )
+        check_patches(resolution, max(model.visual.patch_size))
+        resized = self._create(resolution).to(state[_POSITIONS].dtype)
+        state[_POSITIONS] = state[_POSITIONS].float()  # there is no bicubic kernel for float16 on CPUs
+        with _quiet():
+            resize_pos_embed(state, resized)
+        resized.load_state_dict(state)
+        return resized
 
 
 def _fit(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.checkpoint import Checkpoint, _download, _weight_files, read_json
+from latte_convert.adapters.checkpoint import Checkpoint, _download, _weight_files, check_patches, read_json
 from latte_convert.adapters.hf_checkpoint import _dtype
 from latte_convert.calibration.feed import Batch
 from latte_convert.errors import CheckpointError, nearest
@@ -107,39 +107,36 @@ class TimmCheckpoint(Checkpoint):
         """The library's own evaluation transform, made from the checkpoint's data configuration."""
         if modality != "image":
             raise CheckpointError(f"{self.id} is a timm model: it takes images, no {modality}.")
+        return TimmProcessor(self.id, self._data_config())
+
+    def image_processor(self, resolution: int) -> TimmProcessor:
+        """The same transform for images of another size."""
+        return TimmProcessor(self.id, self._data_config(), resolution)
+
+    def _data_config(self) -> dict[str, Any]:
         # Old exports have one flat dictionary.
-        given = self.config.get("pretrained_cfg", self.config)
+        given: dict[str, Any] = self.config.get("pretrained_cfg", self.config)
         missing = [key for key in _DATA_CONFIG if not isinstance(given, dict) or given.get(key) is None]
         if missing:
             raise CheckpointError(
                 f"{self.id} has no usable data configuration, and guessing its preprocessing would be wrong: add "
                 f"{', '.join(missing)} to pretrained_cfg in its config.json."
             )
-        return TimmProcessor(self.id, given)
+        return given
 
-    def instantiate(self, tensors: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
+    def instantiate(self, tensors: dict[str, Tensor], resolution: int | None = None) -> tuple[nn.Module, list[str]]:
         """Build the timm class from tensors, strictly; see ``Checkpoint``.
 
         Tensors in another layout than timm's (DINOv2's or CLIP's own release) go through the architecture's own
-        ``checkpoint_filter_fn``, as in ``timm.create_model``.
+        ``checkpoint_filter_fn``, as in ``timm.create_model``. Another resolution is set with ``resize_timm``.
         """
         model = self._create().to(_dtype(tensors))
-        expected = model.state_dict()
-        if not _fit(tensors, expected):
+        if not _fit(tensors, model.state_dict()):
             tensors = self._filtered(tensors, model)
-        missing = sorted(expected.keys() - tensors.keys())
-        mismatched = sorted(
-            key for key in expected.keys() & tensors.keys() if tensors[key].shape != expected[key].shape
-        )
-        if missing or mismatched:
-            raise CheckpointError(
-                f"{self.id} does not fill {type(model).__name__}: "
-                + "; ".join(f"{len(keys)} tensors {what} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
-                            for keys, what in ((missing, "missing"), (mismatched, "of another shape")) if keys)
-                + ". They would be random; use a checkpoint saved from this architecture."
-            )  # fmt: skip
-        model.load_state_dict(tensors, strict=False)
-        return model.eval(), sorted(tensors.keys() - expected.keys())
+        unexpected = self.fill(model, tensors, "use a checkpoint saved from this architecture")
+        if resolution is not None:
+            resize_timm(self.id, model, resolution)
+        return model.eval(), unexpected
 
     def _create(self) -> nn.Module:
         """The timm model with random weights."""
@@ -168,6 +165,36 @@ class TimmCheckpoint(Checkpoint):
             return dict(filter_fn(*arguments))
         except (KeyError, RuntimeError, ValueError, AttributeError):
             return tensors  # foreign tensors: their names are reported as they are
+
+
+def resize_timm(identifier: str, model: nn.Module, resolution: int) -> None:
+    """Make a timm model take images of another size, with timm's own interpolation of its positions.
+
+    Args:
+        identifier: What the user called the checkpoint, for messages.
+        model: Filled with its tensors, at the resolution it was built for.
+        resolution: Height and width of images in pixels.
+
+    Raises:
+        CheckpointError: timm has no way of running the architecture at that size.
+    """
+    network: Any = model
+    if not hasattr(network, "set_input_size"):
+        if network.default_cfg.get("fixed_input_size"):
+            raise CheckpointError(
+                f"{identifier}: timm runs {type(model).__name__} at its own resolution "
+                f"{network.default_cfg['input_size'][-1]} only; leave out --resolution."
+            )
+        return  # any size goes through its forward
+    patches: Any = getattr(network, "patch_embed", None)
+    if hasattr(patches, "feat_ratio") and not getattr(patches, "dynamic_img_pad", False):
+        check_patches(resolution, patches.feat_ratio())
+    try:
+        network.set_input_size(img_size=(resolution, resolution))
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{identifier}: timm cannot set the resolution of {type(model).__name__} to {resolution}: {error}"
+        ) from None
 
 
 def write_timm(model: nn.Module, tensors: dict[str, Tensor], directory: Path) -> None:
@@ -208,6 +235,7 @@ class TimmProcessor:
     Args:
         identifier: What the user called the checkpoint, for messages.
         config: Its ``pretrained_cfg``.
+        resolution: Height and width of images in pixels, instead of the checkpoint's own.
 
     Raises:
         CheckpointError: The model takes neither grey nor colour images, or timm refuses the configuration.
@@ -216,7 +244,7 @@ class TimmProcessor:
     modality: Modality = "image"
     sampling_rate: int | None = None
 
-    def __init__(self, identifier: str, config: dict[str, Any]) -> None:
+    def __init__(self, identifier: str, config: dict[str, Any], resolution: int | None = None) -> None:
         from timm import data
 
         timm_data: Any = data
@@ -224,6 +252,8 @@ class TimmProcessor:
         try:
             settings = timm_data.resolve_data_config(pretrained_cfg=config)
             channels = int(settings["input_size"][0])
+            if resolution is not None:
+                settings["input_size"] = (channels, resolution, resolution)
             self.transform = timm_data.create_transform(**settings, is_training=False)
         except (TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
             raise CheckpointError(f"{identifier}: timm cannot use its data configuration: {error!r}") from None

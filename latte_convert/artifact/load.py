@@ -51,7 +51,8 @@ def load(directory: str | Path, *, device: str = "cpu", trust_remote_code: bool 
             "one of them was changed."
         )
     try:
-        model, unexpected = source.instantiate({key: t for key, t in tensors.items() if key not in ours})
+        originals = {key: t for key, t in tensors.items() if key not in ours}
+        model, unexpected = source.instantiate(originals, _resolution(manifest))
     except CheckpointError as error:
         raise IntegrityError(str(error)) from None
     strange = sorted(set(unexpected) - set(manifest.source.unexpected_keys))
@@ -59,6 +60,13 @@ def load(directory: str | Path, *, device: str = "cpu", trust_remote_code: bool 
         raise IntegrityError(f"{path} holds tensors that the model does not know: {', '.join(strange[:5])}.")
     apply(model, find_adapter(model), kernels, min_tokens=manifest.min_tokens)
     return model.to(device)
+
+
+def _resolution(manifest: Manifest) -> int | None:
+    resolution = manifest.recipe.get("resolution")
+    if resolution is None or (isinstance(resolution, int) and resolution > 0):
+        return resolution
+    raise IntegrityError(f"the manifest's recipe has resolution {resolution!r}, which is no number of pixels.")
 
 
 def build_kernels(manifest: Manifest, tensors: Mapping[str, Tensor]) -> dict[str, Kernel]:

@@ -355,9 +355,80 @@ def test_data_of_the_wrong_kind(tmp_path: Path, shared_data: Path) -> None:
         latte_convert.convert(source, shared_data / "an4_windows", recipe=RECIPE)
 
 
-def test_another_resolution_is_refused(tmp_path: Path, images: Path) -> None:
-    with pytest.raises(CheckpointError, match="own resolution only"):
-        latte_convert.convert(write(tmp_path / "source"), images, recipe=Recipe(samples=6, resolution=64))
+@pytest.mark.parametrize(
+    ("name", "resolution", "tokens", "dtype"),
+    [
+        ("clip", 64, 1 + 8 * 8, torch.float32),
+        ("clip", 24, 1 + 3 * 3, torch.float16),
+        ("coca", 64, 1 + 8 * 8, torch.float32),
+        ("siglip", 96, 1 + 6 * 6, torch.float32),
+    ],
+)
+def test_another_resolution(
+    name: str, resolution: int, tokens: int, dtype: torch.dtype, tmp_path: Path, images: Path
+) -> None:
+    source = write(tmp_path / "source", name, dtype=dtype)
+    result = latte_convert.convert(source, images, recipe=Recipe(samples=6, ratio=0.5, resolution=resolution))
+    assert {result.report.cost.tokens[site] for site in result.report.converted} == {tokens}
+    out = result.save(tmp_path / "hybrid")
+    before, after = (load_file(path / "open_clip_model.safetensors") for path in (source, out))
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert {key for key in after if ".latte." not in key} == before.keys()
+
+    reloaded: Any = latte_convert.load(out)
+    x = torch.randn(2, 3, resolution, resolution).to(dtype)
+    with torch.no_grad():
+        expected = result.model.encode_image(x)  # type: ignore[operator]
+        torch.testing.assert_close(reloaded.encode_image(x), expected, rtol=1e-5, atol=1e-5)
+    assert latte_convert.verify(out).probe_difference < 1e-5
+    assert reloaded.visual.preprocess_cfg["size"] == (resolution, resolution)
+    restored = load_file(latte_convert.restore(out, tmp_path / "original") / "open_clip_model.safetensors")
+    assert restored.keys() == before.keys()
+    assert all(torch.equal(before[key], restored[key]) for key in before)
+
+
+@pytest.mark.parametrize(("name", "resolution"), [("clip", 64), ("siglip", 96)])
+def test_another_resolution_is_as_open_clip_loads_it(name: str, resolution: int, tmp_path: Path, images: Path) -> None:
+    source = write(tmp_path / "source", name)
+    library: Any
+    library, transform = open_clip.create_model_from_pretrained(f"local-dir:{source}", force_image_size=resolution)
+    checkpoint = resolve(source)
+    model, unexpected = checkpoint.instantiate(checkpoint.read_tensors(), resolution)
+    assert not unexpected
+    photo = Image.open(sorted(images.iterdir())[0]).convert("RGB")
+    batch = checkpoint.processor_at("image", resolution).prepare(Sample("a", "", photo), model)
+    assert batch["image"].shape == (1, 3, resolution, resolution)
+    assert torch.equal(batch["image"], transform(photo)[None])
+    with torch.no_grad():
+        expected = library.eval().encode_image(batch["image"])
+        torch.testing.assert_close(model.encode_image(**batch), expected, rtol=1e-5, atol=1e-5)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("name", "resolution", "nearest"), [("clip", 60, "patch size 8; nearest: 64"), ("siglip", 100, "16; nearest: 96")]
+)
+def test_resolutions_between_patches(name: str, resolution: int, nearest: str, tmp_path: Path, images: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"resolution {resolution} is not a multiple.*{nearest}"):
+        latte_convert.convert(write(tmp_path / "source", name), images, recipe=Recipe(samples=6, resolution=resolution))
+
+
+def test_resolutions_are_for_images(tmp_path: Path, texts: Path) -> None:
+    with pytest.raises(CheckpointError, match="--resolution is for images"):
+        latte_convert.convert(write(tmp_path / "source"), texts, recipe=Recipe(samples=6, resolution=64))
+
+
+def test_a_resnet_has_one_resolution(tmp_path: Path, images: Path) -> None:
+    config = {
+        "embed_dim": 16,
+        "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 8},
+        "text_cfg": TEXT,
+    }
+    model = open_clip.CLIP(**config)
+    open_clip.model.set_model_preprocess_cfg(model, PREPROCESS)
+    save_config_for_hf(model, tmp_path / "open_clip_config.json", config)
+    save_file({k: v.clone() for k, v in model.state_dict().items()}, tmp_path / "open_clip_model.safetensors")
+    with pytest.raises(CheckpointError, match="open_clip runs ModifiedResNet at its own resolution 64 only"):
+        latte_convert.convert(tmp_path, images, recipe=Recipe(samples=6, resolution=128))
 
 
 def test_a_changed_configuration_is_found(tmp_path: Path, images: Path) -> None:

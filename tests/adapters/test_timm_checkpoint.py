@@ -20,13 +20,14 @@ import latte_convert
 from latte_convert.adapters.checkpoint import resolve
 from latte_convert.calibration.data import Sample, open_samples
 from latte_convert.cli.app import main
-from latte_convert.errors import CheckpointError, DataError
+from latte_convert.errors import CheckpointError, DataError, IntegrityError, RecipeError
 from latte_convert.recipe import Recipe
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("vit_tiny_patch16_224", PATCHED | {"qk_norm": True}),
     "registers": ("vit_small_patch14_reg4_dinov2", PATCHED),
     "eva02": ("eva02_tiny_patch14_224", PATCHED),
+    "rope": ("vit_small_patch16_rope_mixed_224", PATCHED),
 }
 
 
@@ -255,6 +256,84 @@ def test_names_that_cannot_be_had(name: str, message: str) -> None:
     with pytest.raises(CheckpointError) as raised:
         resolve(name)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "resolution", "prefix", "dtype"),
+    [
+        ("vit", 112, 1, torch.float32),
+        ("vit", 28, 1, torch.bfloat16),
+        ("registers", 84, 5, torch.float32),
+        ("eva02", 112, 1, torch.float32),
+        ("rope", 112, 1, torch.float32),
+    ],
+)
+def test_another_resolution(
+    name: str, resolution: int, prefix: int, dtype: torch.dtype, photos: Path, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "source", name, dtype)
+    result = latte_convert.convert(source, photos, recipe=Recipe(samples=6, k=1, resolution=resolution))
+    tokens = {result.report.cost.tokens[site] for site in result.report.converted}
+    assert tokens == {prefix + (resolution // 14) ** 2}
+    out = result.save(tmp_path / "hybrid")
+    x = torch.randn(2, 3, resolution, resolution).to(dtype)
+    with torch.no_grad():
+        torch.testing.assert_close(latte_convert.load(out)(x), result.model(x), rtol=1e-5, atol=1e-5)
+    assert latte_convert.verify(out).probe_difference < 1e-5
+    before, hybrid = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
+    assert {key for key in hybrid if ".latte." not in key} == before.keys()
+    restored = load_file(latte_convert.restore(out, tmp_path / "restored") / "model.safetensors")
+    assert restored.keys() == before.keys()
+    assert all(torch.equal(before[key], other[key]) for key in before for other in (hybrid, restored))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("option", [{"img_size": 112}, {"dynamic_img_size": True}], ids=["at load", "in forward"])
+def test_another_resolution_is_as_timm_has_it(name: str, option: dict[str, Any], photos: Path, tmp_path: Path) -> None:
+    checkpoint = resolve(write(tmp_path / "source", name))
+    model, unexpected = checkpoint.instantiate(checkpoint.read_tensors(), 112)
+    assert unexpected == []
+    sample = next(iter(open_samples(photos, "image", samples=1, seed=0)))
+    (pixels,) = checkpoint.processor_at("image", 112).prepare(sample, model).values()
+    assert pixels.shape == (1, 3, 112, 112)
+    expected = timm.create_model(f"local-dir:{checkpoint.path}", pretrained=True, **option).eval()
+    config = timm.data.resolve_data_config({"img_size": 112}, pretrained_cfg=expected.pretrained_cfg)
+    assert torch.equal(pixels, timm.data.create_transform(**config, is_training=False)(sample.value)[None])
+    with torch.no_grad():
+        torch.testing.assert_close(model(pixels), expected(pixels), rtol=1e-5, atol=1e-5)
+
+
+def test_a_pyramid_takes_any_resolution(photos: Path, tmp_path: Path) -> None:
+    """Its positions are convolutions; timm has nothing to interpolate."""
+    model = sharp(create("pvt_v2_b0", num_classes=5, depths=(1, 1, 1, 1)))
+    save_for_hf(model, str(tmp_path / "pvt"), safe_serialization=True)
+    result = latte_convert.convert(tmp_path / "pvt", photos, recipe=Recipe(samples=4, k=1, resolution=96))
+    assert latte_convert.verify(result.save(tmp_path / "hybrid")).probe_difference < 1e-5
+
+
+def test_resolutions_that_cannot_be(source: Path, photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="100 is not a multiple of the model's patch size 14; nearest: 98"):
+        latte_convert.convert(source, photos, recipe=Recipe(samples=4, resolution=100))
+    hiera = create("hiera_tiny_224", img_size=64, num_classes=5, embed_dim=24, stages=(1, 1, 1, 1))
+    save_for_hf(hiera, str(tmp_path / "hiera"), safe_serialization=True, model_config={"input_size": (3, 64, 64)})
+    with pytest.raises(CheckpointError, match="timm runs Hiera at its own resolution 64 only; leave out --resolution"):
+        latte_convert.convert(tmp_path / "hiera", photos, recipe=Recipe(samples=4, resolution=128))
+    batches = [{"x": torch.randn(1, 3, 64, 64)} for _ in range(3)]
+    with pytest.raises(RecipeError, match="ready batches have their size already"):
+        latte_convert.convert(hiera, batches, recipe=Recipe(resolution=64))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [("112", "no number of pixels"), (-14, "no number of pixels"), (100, "nearest: 98")]
+)
+def test_a_changed_resolution_is_found(value: Any, message: str, source: Path, photos: Path, tmp_path: Path) -> None:
+    out = latte_convert.convert(source, photos, recipe=Recipe(samples=4, resolution=112)).save(tmp_path / "hybrid")
+    manifest = json.loads((out / "latte.json").read_text())
+    assert manifest["recipe"]["resolution"] == 112
+    manifest["recipe"]["resolution"] = value
+    (out / "latte.json").write_text(json.dumps(manifest))
+    with pytest.raises(IntegrityError, match=message):
+        latte_convert.load(out)
 
 
 def test_text_is_no_data_for_an_image_model(source: Path, tmp_path: Path) -> None:
