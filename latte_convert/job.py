@@ -89,7 +89,7 @@ def prepare(
         return _prepare_loaded(model, None if sources else calib, recipe)
     if not sources:
         raise DataError("ready batches go with a loaded model; give a folder or file of samples for a checkpoint.")
-    from latte_convert.adapters.checkpoint import resolve
+    from latte_convert.adapters.resolve import resolve
     from latte_convert.runtime.device import choose_device
 
     start = time.perf_counter()
@@ -193,6 +193,8 @@ def _open_all(source: Checkpoint, calib: Sequence[str | Path], recipe: Recipe) -
         samples, processor = _open(source, place, recipe, left)
         left.remove(samples.modality)
         opened.append((samples, processor))
+    if recipe.resolution is not None and not any(samples.modality == "image" for samples, _ in opened):
+        raise RecipeError(f"resolution is for images; the samples here are {opened[0][0].modality}.")
     return opened
 
 

@@ -125,7 +125,7 @@ class HFCheckpoint(Checkpoint):
                     config=config,
                     state_dict=tensors,
                     output_loading_info=True,
-                    dtype=_dtype(tensors),
+                    dtype=main_dtype(tensors),
                     ignore_mismatched_sizes=True,  # they are reported, by name, below
                 )
         except Exception as error:  # a bad value in config.json can fail anywhere in a constructor
@@ -140,7 +140,7 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def _dtype(tensors: dict[str, Tensor]) -> torch.dtype:
+def main_dtype(tensors: dict[str, Tensor]) -> torch.dtype:
     """The dtype of most weights, so that a checkpoint runs in the precision it was saved in."""
     sizes: dict[torch.dtype, int] = {}
     for tensor in tensors.values():

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from latte_convert.adapters.base import AttentionCall, AttentionSite, Handler, TokenLayout
 from latte_convert.adapters.masks import key_mask, shared_by_queries
-from latte_convert.adapters.reroute import Rerouted, _layout, reroute
+from latte_convert.adapters.reroute import Rerouted, reroute, square_layout
 
 _CROSS = re.compile(r"(^|[._])(multihead_attn|encoder_attn|cross_?attn|cross_?attention)")
 _TOWERS = {"visual": "vision", "vision": "vision", "text": "text", "encoder": "encoder", "decoder": "decoder"}
@@ -176,7 +176,7 @@ class RoutedMultihead(Rerouted):
         call = AttentionCall(
             module=module, query=query, key=key, value=value, scale=width**-0.5,
             mask=None if kept is None else kept.expand(batch, -1), causal=causal,
-            layout=_layout(queries, self.prefix) if self.grid else TokenLayout(),
+            layout=square_layout(queries, self.prefix) if self.grid else TokenLayout(),
             exact=exact, obstacle=obstacle, dropout=dropout,
         )  # fmt: skip
         return self.handlers[max(self.handlers)](call)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.checkpoint import Checkpoint, _download, _weight_files, check_patches, read_json
+from latte_convert.adapters.checkpoint import Checkpoint, check_patches
 from latte_convert.adapters.timm_checkpoint import resize_timm
+from latte_convert.adapters.weights import download, read_json, weight_files
 from latte_convert.calibration.feed import Batch
 from latte_convert.errors import CheckpointError, nearest
 
@@ -51,7 +52,7 @@ def resolve_open_clip(name: str, *, allow_pickle: bool = False, identifier: str 
         return _open(identifier or str(path), path, allow_pickle)
     if source == "hf-hub":
         repo, _, revision = rest.partition("@")
-        path = _download(repo, revision or None, allow_pickle, _PREFIX)
+        path = download(repo, revision or None, allow_pickle, _PREFIX)
         return _open(identifier or f"open_clip:{name}", path, allow_pickle, revision=path.name)
     return _open_tag(name, allow_pickle, identifier or f"open_clip:{name}")
 
@@ -66,7 +67,7 @@ def _open(identifier: str, path: Path, allow_pickle: bool, revision: str | None 
         raise CheckpointError(f"{path / CONFIG} says nothing of {', '.join(missing)} in its model_cfg.")
     own = [*path.glob(f"{_PREFIX}model*.safetensors"), *path.glob(f"{_PREFIX}pytorch_model*.bin")]
     prefix = "" if not own and (path / "model.safetensors").is_file() else _PREFIX
-    weights = _weight_files(path, allow_pickle, prefix)
+    weights = weight_files(path, allow_pickle, prefix)
     return OpenClipCheckpoint(identifier, path, weights, config=config, revision=revision)
 
 

@@ -93,7 +93,7 @@ class Rerouted:
             scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
             mask=None if mask is None else mask.expand(key.shape[0], -1),
             causal=causal,
-            layout=_layout(query.shape[2], self.prefix),
+            layout=square_layout(query.shape[2], self.prefix),
             exact=exact,
             obstacle=obstacle,
             dropout=dropout_p,
@@ -191,6 +191,6 @@ def _four(mask: Tensor | None) -> Tensor | None:
     return mask.reshape((1,) * (4 - mask.dim()) + mask.shape) if mask.dim() < 4 else mask
 
 
-def _layout(tokens: int, prefix: int) -> TokenLayout:
+def square_layout(tokens: int, prefix: int) -> TokenLayout:
     side = int(max(tokens - prefix, 0) ** 0.5)
     return TokenLayout(prefix=prefix, grid=(side, side) if side and side * side == tokens - prefix else None)

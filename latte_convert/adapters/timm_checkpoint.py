@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.checkpoint import Checkpoint, _download, _weight_files, check_patches, read_json
-from latte_convert.adapters.hf_checkpoint import _dtype
+from latte_convert.adapters.checkpoint import Checkpoint, check_patches
+from latte_convert.adapters.hf_checkpoint import main_dtype
+from latte_convert.adapters.weights import download, read_json, weight_files
 from latte_convert.calibration.feed import Batch
 from latte_convert.errors import CheckpointError, nearest
 
@@ -45,7 +46,7 @@ def resolve_timm(name: str, *, allow_pickle: bool = False, identifier: str | Non
     repo = rest if source in ("hf-hub", "hf_hub") else _hub_id(name)
     repo, _, revision = repo.partition("@")
     try:
-        path = _download(repo, revision or None, allow_pickle)
+        path = download(repo, revision or None, allow_pickle)
     except CheckpointError as error:
         raise CheckpointError(
             f"timm:{name} has its weights on the Hub, and they cannot be had: {error} A folder written by "
@@ -56,7 +57,7 @@ def resolve_timm(name: str, *, allow_pickle: bool = False, identifier: str | Non
 
 def _open(identifier: str, path: Path, revision: str | None, allow_pickle: bool) -> TimmCheckpoint:
     config = read_json(path / "config.json")
-    return TimmCheckpoint(identifier, path, _weight_files(path, allow_pickle), config=config, revision=revision)
+    return TimmCheckpoint(identifier, path, weight_files(path, allow_pickle), config=config, revision=revision)
 
 
 def _hub_id(name: str) -> str:
@@ -130,7 +131,7 @@ class TimmCheckpoint(Checkpoint):
         Tensors in another layout than timm's (DINOv2's or CLIP's own release) go through the architecture's own
         ``checkpoint_filter_fn``, as in ``timm.create_model``. Another resolution is set with ``resize_timm``.
         """
-        model = self._create().to(_dtype(tensors))
+        model = self._create().to(main_dtype(tensors))
         if not _fit(tensors, model.state_dict()):
             tensors = self._filtered(tensors, model)
         unexpected = self.fill(model, tensors, "use a checkpoint saved from this architecture")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.checkpoint import resolve
+from latte_convert.adapters.resolve import resolve
 from latte_convert.artifact.manifest import Manifest, SiteRecord, read_manifest
 from latte_convert.artifact.tensors import is_ours
 from latte_convert.errors import CheckpointError, IntegrityError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from latte_convert.adapters.checkpoint import resolve
+from latte_convert.adapters.resolve import resolve
 from latte_convert.artifact.manifest import Manifest
 from latte_convert.artifact.tensors import is_ours
 from latte_convert.errors import CheckpointError, IntegrityError

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from latte_convert.adapters.checkpoint import MANIFEST, Checkpoint, resolve
+from latte_convert.adapters.checkpoint import MANIFEST, Checkpoint
+from latte_convert.adapters.resolve import resolve
 from latte_convert.artifact.files import atomic_directory, check_target, sha256_file, write_json
 from latte_convert.artifact.manifest import CalibrationRecord, Manifest, SiteRecord, SourceRecord
 from latte_convert.artifact.probe import record_probe

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from latte_convert.adapters.checkpoint import MANIFEST, Checkpoint, resolve
+from latte_convert.adapters.checkpoint import MANIFEST, Checkpoint
+from latte_convert.adapters.resolve import resolve
 from latte_convert.artifact.files import atomic_directory, check_target, sha256_file
 from latte_convert.artifact.load import load
 from latte_convert.artifact.manifest import Manifest, read_manifest

@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers as hf
 
-from latte_convert.adapters.checkpoint import resolve
 from latte_convert.adapters.hf_inputs import longest_text, modalities
+from latte_convert.adapters.resolve import resolve
 from latte_convert.calibration.data import Sample
 from latte_convert.errors import CheckpointError
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from test_open_clip import COCA, MODELS, SIGLIP, TEXT, VISION, build
 
 import latte_convert
-from latte_convert.adapters.checkpoint import resolve
+from latte_convert.adapters.resolve import resolve
 from latte_convert.calibration.data import Sample
 from latte_convert.cli.app import main
 from latte_convert.errors import CheckpointError, DataError, IntegrityError

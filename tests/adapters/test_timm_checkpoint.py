@@ -17,7 +17,7 @@ from timm.models import save_for_hf
 from timm_models import PATCHED, create, sharp
 
 import latte_convert
-from latte_convert.adapters.checkpoint import resolve
+from latte_convert.adapters.resolve import resolve
 from latte_convert.calibration.data import Sample, open_samples
 from latte_convert.cli.app import main
 from latte_convert.errors import CheckpointError, DataError, IntegrityError, RecipeError

@@ -1,0 +1,126 @@
+"""The files of a checkpoint: which they are, how they are fetched, and how they are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latte_convert.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INDEX = "model.safetensors.index.json"
+# The last pattern is for the modules of sentence-transformers, such as 1_Pooling/config.json.
+SIDECARS = (
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.spm",
+    "*.tiktoken",
+    "*.codes",
+    "*.bpe",
+    "*.vocab",
+    "*.jinja",
+    "*.py",
+    "README.md",
+    "LICENSE*",
+    "NOTICE*",
+    "[0-9]*_*/*",
+)
+SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf")
+
+
+def download(repo: str, revision: str | None, allow_pickle: bool, prefix: str = "") -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = [*SIDECARS, f"{prefix}model*.safetensors"]
+    patterns += [f"{prefix}pytorch_model*.bin"] if allow_pickle else []
+    try:
+        local = snapshot_download(repo, revision=revision, allow_patterns=patterns)
+    except HFValidationError:
+        raise CheckpointError(f"'{repo}' is neither an existing path nor a Hub id ('owner/name').") from None
+    except LocalEntryNotFoundError:
+        raise CheckpointError(
+            f"'{repo}' is not an existing path, is not in the local Hub cache, and the Hub cannot be reached "
+            "(offline?). Give a local directory, or download the model first."
+        ) from None
+    except (HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"'{repo}' cannot be fetched from the Hub: {reason}") from None
+    return Path(local)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        CheckpointError: The file is absent or is not a JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path.parent} has no {path.name}: it is not a Transformers checkpoint (save_pretrained writes one)."
+        ) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object.")
+    return content
+
+
+def weight_files(path: Path, allow_pickle: bool, prefix: str = "") -> tuple[Path, ...]:
+    index, whole = path / f"{prefix}{INDEX}", path / f"{prefix}model.safetensors"
+    if index.is_file():
+        shards = _shards(index)
+        missing = [name for name in shards if not (path / name).is_file()]
+        if missing or not shards:
+            raise CheckpointError(f"{index} names shards that are not there: {', '.join(missing) or 'none'}.")
+        return tuple(path / name for name in shards)
+    if whole.is_file():
+        return (whole,)
+    pickles = sorted(path.glob(f"{prefix}pytorch_model*.bin"))
+    if pickles and allow_pickle:
+        return tuple(pickles)
+    if pickles:
+        raise CheckpointError(
+            f"{path} has only pickled weights ({pickles[0].name}), which can run code when read. Convert them to "
+            "safetensors, or pass --allow-pickle to read them with weights-only unpickling."
+        )
+    others = sorted(p.name for p in path.iterdir() if p.suffix in SUFFIXES)
+    found = f"; it has {', '.join(others[:3])}" if others else ""
+    raise CheckpointError(f"{path} has no {whole.name}{found}. Give a directory with weights in it.")
+
+
+def _shards(index: Path) -> list[str]:
+    """The files that an index names; they lie beside it and nowhere else."""
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensors to files.")
+    for name in names.values():
+        if Path(name).name != name:
+            raise CheckpointError(f"{index} names '{name}', which is not a file beside it.")
+    return sorted(set(names.values()))
+
+
+def read_file(file: Path) -> dict[str, Tensor]:
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
+        raise CheckpointError(f"{file} is damaged or is not a weight file: {error}") from None
+    except Exception as error:  # unpickling errors share no base class
+        raise CheckpointError(f"{file} cannot be read with weights-only unpickling: {error}") from None
+    if isinstance(tensors, dict) and isinstance(tensors.get("state_dict"), dict):
+        tensors = tensors["state_dict"]  # a training checkpoint, as open_clip writes it
+    if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
+        raise CheckpointError(f"{file} does not hold a plain dictionary of tensors; save model.state_dict() instead.")
+    return tensors
