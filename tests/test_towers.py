@@ -80,5 +80,13 @@ def test_another_resolution(request, data, model, tokens, tmp_path):
 def test_resolutions_that_cannot_be(tiny_dino, tiny_clip, data):
     with pytest.raises(CheckpointError, match="not a multiple of the model's patch size 14; nearest: 98"):
         latte_convert.score(tiny_dino, data["vision"], recipe=Recipe(samples=4, resolution=100))
-    with pytest.raises(CheckpointError, match="--resolution is for images"):
+    with pytest.raises(RecipeError, match="resolution is for images; the samples here are text"):
         latte_convert.score(tiny_clip, data["text"], recipe=Recipe(samples=4, resolution=64))
+
+
+def test_another_resolution_with_both_towers(tiny_clip, data):
+    report = latte_convert.convert(
+        tiny_clip, [data["vision"], data["text"]], recipe=Recipe(samples=4, resolution=64)
+    ).report
+    assert eligible(report) == {"vision", "text"}
+    assert {report.cost.tokens[s.name] for s in report.sites if s.tower == "vision"} == {1 + 8 * 8}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -77,9 +78,9 @@ class Checkpoint(ABC):
         Raises:
             CheckpointError: The model does not run at that size.
         """
-        return (
-            self.processor(modality) if resolution is None or modality != "image" else self.image_processor(resolution)
-        )
+        if resolution is None or modality != "image":
+            return self.processor(modality)
+        return self.image_processor(resolution)
 
     @abstractmethod
     def image_processor(self, resolution: int) -> Processor:

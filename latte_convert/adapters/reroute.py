@@ -192,5 +192,6 @@ def _four(mask: Tensor | None) -> Tensor | None:
 
 
 def square_layout(tokens: int, prefix: int) -> TokenLayout:
+    """The grid of a square image behind some prefix tokens; none where the count is no square."""
     side = int(max(tokens - prefix, 0) ** 0.5)
     return TokenLayout(prefix=prefix, grid=(side, side) if side and side * side == tokens - prefix else None)

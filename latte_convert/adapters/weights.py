@@ -33,6 +33,17 @@ SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", "
 
 
 def download(repo: str, revision: str | None, allow_pickle: bool, prefix: str = "") -> Path:
+    """Snapshot of a Hub repository: its weights and small files; from the local cache where offline.
+
+    Args:
+        repo: ``owner/name``.
+        revision: Branch, tag or commit.
+        allow_pickle: Fetch ``pytorch_model*.bin`` as well.
+        prefix: What the library puts before the names of its weight files.
+
+    Raises:
+        CheckpointError: There is no such repository, or it cannot be reached.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -73,6 +84,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def weight_files(path: Path, allow_pickle: bool, prefix: str = "") -> tuple[Path, ...]:
+    """The weight files of a checkpoint's directory, shards in order; the arguments are those of ``download``.
+
+    Raises:
+        CheckpointError: There are none, shards are missing, or only pickles are there and not allowed.
+    """
     index, whole = path / f"{prefix}{INDEX}", path / f"{prefix}model.safetensors"
     if index.is_file():
         shards = _shards(index)
@@ -107,6 +123,11 @@ def _shards(index: Path) -> list[str]:
 
 
 def read_file(file: Path) -> dict[str, Tensor]:
+    """The tensors of a weight file; safetensors are memory-mapped, pickles read with weights-only unpickling.
+
+    Raises:
+        CheckpointError: The file is damaged, or holds something else.
+    """
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -21,7 +21,7 @@ import latte_convert
 from latte_convert.adapters.resolve import resolve
 from latte_convert.calibration.data import Sample
 from latte_convert.cli.app import main
-from latte_convert.errors import CheckpointError, DataError, IntegrityError
+from latte_convert.errors import CheckpointError, DataError, IntegrityError, RecipeError
 from latte_convert.recipe import Recipe
 
 RECIPE = Recipe(samples=6, ratio=0.5)
@@ -413,7 +413,7 @@ def test_resolutions_between_patches(name: str, resolution: int, nearest: str, t
 
 
 def test_resolutions_are_for_images(tmp_path: Path, texts: Path) -> None:
-    with pytest.raises(CheckpointError, match="--resolution is for images"):
+    with pytest.raises(RecipeError, match="resolution is for images"):
         latte_convert.convert(write(tmp_path / "source"), texts, recipe=Recipe(samples=6, resolution=64))
 
 
