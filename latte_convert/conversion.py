@@ -61,7 +61,7 @@ class Result:
         """
         from latte_convert.artifact.save import save_artifact
 
-        return save_artifact(self, Path(out), overwrite=overwrite)
+        return save_artifact(self.job, self.plan, self.report, Path(out), overwrite=overwrite)
 
 
 def convert(

@@ -72,3 +72,8 @@ def nearest(word: str, choices: Iterable[str], *, limit: int = 3) -> str:
         return f"nearest: {', '.join(close)}"
     head = ", ".join(options[:limit])
     return f"choose from: {head}" + (", …" if len(options) > limit else "")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error, or its kind where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

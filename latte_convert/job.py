@@ -15,7 +15,7 @@ from torch import nn
 from latte_convert.adapters import AttentionSite, find_adapter
 from latte_convert.calibration.feed import BatchFeed, Feed, JoinedFeed, SampleFeed, run
 from latte_convert.calibration.fit import Fit
-from latte_convert.errors import CheckpointError, DataError, RecipeError
+from latte_convert.errors import CheckpointError, DataError, RecipeError, first_line
 from latte_convert.evaluation.fidelity import Fidelity, named_outputs
 from latte_convert.kernels.base import Kernel
 from latte_convert.recipe import Recipe
@@ -136,7 +136,7 @@ def _check_first_sample(job: Job) -> None:
             output = run(job.model, inputs)
         except (ValueError, RuntimeError, TypeError, IndexError, KeyError) as error:
             shapes = {key: tuple(value.shape) for key, value in inputs.kwargs.items() if hasattr(value, "shape")}
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            reason = first_line(error)
             raise CheckpointError(
                 f"{type(job.model).__name__} does not run on what its processor makes of a sample {shapes}: {reason}"
             ) from error

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from latte_convert.adapters.weights import INDEX, SIDECARS, read_file
 from latte_convert.errors import CheckpointError
+from latte_convert.names import MANIFEST, is_ours
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from latte_convert.calibration.data import Modality
     from latte_convert.calibration.feed import Processor
-
-MANIFEST = "latte.json"
 
 
 class Checkpoint(ABC):
@@ -176,8 +175,6 @@ class Checkpoint(ABC):
         Raises:
             CheckpointError: A file is damaged.
         """
-        from latte_convert.artifact.tensors import is_ours
-
         tensors = self.read_tensors()
         if not self.is_artifact and (taken := next(filter(is_ours, tensors), None)):
             raise CheckpointError(f"{self.id} has a tensor '{taken}': names of this form are for converted sites.")

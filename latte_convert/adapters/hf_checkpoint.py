@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from latte_convert.adapters.checkpoint import Checkpoint, check_patches
-from latte_convert.errors import CheckpointError, nearest
+from latte_convert.adapters.quiet import quiet_transformers
+from latte_convert.errors import CheckpointError, first_line, nearest
 
 if TYPE_CHECKING:
     from latte_convert.adapters.hf_inputs import HFProcessor
@@ -135,11 +134,6 @@ class HFCheckpoint(Checkpoint):
         return model.eval(), sorted(info["unexpected_keys"])
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error, or its kind where it says nothing."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
 def main_dtype(tensors: dict[str, Tensor]) -> torch.dtype:
     """The dtype of most weights, so that a checkpoint runs in the precision it was saved in."""
     sizes: dict[torch.dtype, int] = {}
@@ -147,21 +141,3 @@ def main_dtype(tensors: dict[str, Tensor]) -> torch.dtype:
         if tensor.is_floating_point():
             sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel()
     return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else torch.float32
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keep Transformers' own bars and load reports off the screen: ours says what matters."""
-    from transformers.utils import logging
-
-    hf_logging: Any = logging
-
-    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        hf_logging.set_verbosity(verbosity)
-        if bars:
-            hf_logging.enable_progress_bar()

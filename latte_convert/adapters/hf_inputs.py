@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.hf_checkpoint import first_line, quiet_transformers
+from latte_convert.adapters.quiet import quiet_transformers
 from latte_convert.calibration.feed import Batch, place
-from latte_convert.errors import CheckpointError, DataError
+from latte_convert.errors import CheckpointError, DataError, first_line
 
 if TYPE_CHECKING:
     from latte_convert.calibration.data import Modality, Sample

@@ -20,7 +20,7 @@ from latte_convert.adapters.checkpoint import Checkpoint, check_patches
 from latte_convert.adapters.timm_checkpoint import resize_timm
 from latte_convert.adapters.weights import download, read_json, weight_files
 from latte_convert.calibration.feed import Batch
-from latte_convert.errors import CheckpointError, nearest
+from latte_convert.errors import CheckpointError, first_line, nearest
 
 if TYPE_CHECKING:
     from latte_convert.calibration.data import Modality, Sample
@@ -92,7 +92,7 @@ def _open_tag(name: str, allow_pickle: bool, identifier: str) -> OpenClipCheckpo
         with _quiet():
             file = Path(pretrained.download_pretrained(settings))
     except Exception as error:  # urllib's, the Hub client's and open_clip's own errors share no base class
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise CheckpointError(
             f"the weights of open_clip:{name} are not in the local cache and cannot be fetched (offline?): {reason} "
             f"Tags of {architecture}: {', '.join(tags)}. A folder with {CONFIG} is read as open_clip:local-dir:PATH."
@@ -281,7 +281,7 @@ class OpenClipProcessor:
             self.apply: Any = make(path, config)
         except (AssertionError, KeyError, OSError, TypeError, ValueError) as error:
             what = "preprocess_cfg" if modality == "image" else "tokenizer"
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             raise CheckpointError(
                 f"{identifier} has no usable {what}, and guessing its preprocessing would be wrong ({reason})."
             ) from None

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latte_convert.errors import CheckpointError
+from latte_convert.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +59,7 @@ def download(repo: str, revision: str | None, allow_pickle: bool, prefix: str = 
             "(offline?). Give a local directory, or download the model first."
         ) from None
     except (HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         raise CheckpointError(f"'{repo}' cannot be fetched from the Hub: {reason}") from None
     return Path(local)
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from latte_convert.adapters.checkpoint import MANIFEST
 from latte_convert.errors import OutputError
+from latte_convert.names import MANIFEST
 
 
 def sha256_file(path: Path) -> str:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from latte_convert.adapters.resolve import resolve
 from latte_convert.artifact.manifest import Manifest, SiteRecord, read_manifest
-from latte_convert.artifact.tensors import is_ours
 from latte_convert.errors import CheckpointError, IntegrityError
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.registry import get_kernel
+from latte_convert.names import is_ours
 from latte_convert.rewrite.apply import apply
 
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from latte_convert.adapters.checkpoint import MANIFEST
 from latte_convert.errors import IntegrityError
+from latte_convert.names import MANIFEST
 
 MANIFEST_VERSION = 1
 """Newest ``schema_version`` that this version reads."""

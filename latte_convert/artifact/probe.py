@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from latte_convert.artifact.manifest import ProbeRecord
-from latte_convert.errors import IntegrityError
+from latte_convert.errors import IntegrityError, first_line
 from latte_convert.evaluation.fidelity import named_outputs, primary_output
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def probe_difference(model: nn.Module, probe: ProbeRecord) -> float:
     try:
         _, output = _run(model, probe.method, probe.inputs, probe.seed, probe.output)
     except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, IndexError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise IntegrityError(f"the recorded probe does not run: {reason}") from None
+        raise IntegrityError(f"the recorded probe does not run: {first_line(error)}") from None
     values = torch.tensor(_sample(output))
     recorded = torch.tensor(probe.values)
     if values.shape != recorded.shape:

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from latte_convert.adapters.resolve import resolve
 from latte_convert.artifact.manifest import Manifest
-from latte_convert.artifact.tensors import is_ours
 from latte_convert.errors import CheckpointError, IntegrityError
+from latte_convert.names import is_ours
 from latte_convert.report.schema import Report
 
 

@@ -11,27 +11,30 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from latte_convert.adapters.checkpoint import MANIFEST, Checkpoint
+from latte_convert.adapters.checkpoint import Checkpoint
 from latte_convert.adapters.resolve import resolve
 from latte_convert.artifact.files import atomic_directory, check_target, sha256_file, write_json
 from latte_convert.artifact.manifest import CalibrationRecord, Manifest, SiteRecord, SourceRecord
 from latte_convert.artifact.probe import record_probe
-from latte_convert.artifact.tensors import digest, is_ours, write_tensors
+from latte_convert.artifact.tensors import digest, write_tensors
 from latte_convert.errors import CheckpointError
+from latte_convert.names import ATTRIBUTE, MANIFEST, is_ours
 from latte_convert.report.html import write_html
-from latte_convert.rewrite.apply import ATTRIBUTE
 from latte_convert.runtime.device import library_versions, tool_version
 
 if TYPE_CHECKING:
-    from latte_convert.conversion import Result
     from latte_convert.job import Job
+    from latte_convert.report.schema import Report
+    from latte_convert.rewrite.plan import Plan
 
 
-def save_artifact(result: Result, out: Path, *, overwrite: bool = False) -> Path:
+def save_artifact(job: Job, plan: Plan, report: Report, out: Path, *, overwrite: bool = False) -> Path:
     """Write the artifact of a conversion.
 
     Args:
-        result: The conversion.
+        job: The conversion, its model converted.
+        plan: What became what.
+        report: What was measured.
         out: Directory to create.
         overwrite: Replace an existing directory; it stays until the new one is complete.
 
@@ -41,20 +44,20 @@ def save_artifact(result: Result, out: Path, *, overwrite: bool = False) -> Path
     Raises:
         OutputError: ``out`` exists and ``overwrite`` is off, or it cannot be written.
     """
-    protect = protected_paths(result.job)
+    protect = protected_paths(job)
     check_target(out, overwrite=overwrite, protect=protect)
-    with _source_of(result) as source:
+    with _source_of(job) as source:
         originals = source.original_tensors()
-        ours = kernel_tensors(result.model)
+        ours = kernel_tensors(job.model)
         size = sum(t.numel() * t.element_size() for t in (*originals.values(), *ours.values()))
         check_target(out, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20), protect=protect)
         with atomic_directory(out, overwrite=overwrite) as directory:
             sidecars = copy_files(source.path, source.sidecars(), directory)
             weights = write_tensors({**originals, **ours}, directory, source.weights_stem)
-            manifest = _manifest(result, source, originals, directory, [*sidecars, *weights])
+            manifest = _manifest(job, plan, report, originals, [*sidecars, *weights], directory)
             write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
-            write_json(directory / "report.json", result.report.model_dump(mode="json"))
-            write_html(result.report, directory / "report.html")
+            write_json(directory / "report.json", report.model_dump(mode="json"))
+            write_html(report, directory / "report.html")
     return out
 
 
@@ -79,13 +82,13 @@ def kernel_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _source_of(result: Result) -> Iterator[Checkpoint]:
+def _source_of(job: Job) -> Iterator[Checkpoint]:
     """The checkpoint on disk; a model given in memory is written to a temporary one first."""
-    if result.job.source is not None:
-        yield result.job.source
+    if job.source is not None:
+        yield job.source
         return
-    model: Any = result.model
-    write = getattr(result.job.adapter, "write_checkpoint", None)
+    model: Any = job.model
+    write = getattr(job.adapter, "write_checkpoint", None)
     if write is None and not hasattr(model, "save_pretrained"):
         raise CheckpointError(
             f"a {type(model).__name__} that was given in memory cannot be rebuilt from a directory: keep the hybrid's "
@@ -101,9 +104,8 @@ def _source_of(result: Result) -> Iterator[Checkpoint]:
 
 
 def _manifest(
-    result: Result, source: Checkpoint, originals: dict[str, Tensor], directory: Path, files: list[str]
+    job: Job, plan: Plan, report: Report, originals: dict[str, Tensor], files: list[str], directory: Path
 ) -> Manifest:
-    report, job = result.report, result.job
     return Manifest(
         tool_version=tool_version(),
         library_versions=library_versions(),
@@ -127,15 +129,15 @@ def _manifest(
         sites=[
             SiteRecord(
                 name=site.name,
-                kernel=result.plan.kernel,
+                kernel=plan.kernel,
                 heads=site.heads,
                 head_dim=site.head_dim,
                 causal=site.causal,
-                options=getattr(result.model.get_submodule(site.name), ATTRIBUTE).options,
+                options=getattr(job.model.get_submodule(site.name), ATTRIBUTE).options,
             )
-            for site in result.plan.converted
+            for site in plan.converted
         ],
-        min_tokens=result.plan.min_tokens,
-        probe=record_probe(result.model, job.holdout),
+        min_tokens=plan.min_tokens,
+        probe=record_probe(job.model, job.holdout),
         files={name: sha256_file(directory / name) for name in sorted(files)},
     )

@@ -9,15 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from latte_convert.rewrite.apply import ATTRIBUTE
-
 SHARD_SIZE = "5GB"
-
-
-def is_ours(key: str) -> bool:
-    """Whether a key names a tensor of a kernel: ``<site>.latte.<parameter>``."""
-    parts = key.split(".")
-    return len(parts) >= 3 and parts[-2] == ATTRIBUTE
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from latte_convert.adapters.checkpoint import MANIFEST, Checkpoint
+from latte_convert.adapters.checkpoint import Checkpoint
 from latte_convert.adapters.resolve import resolve
 from latte_convert.artifact.files import atomic_directory, check_target, sha256_file
 from latte_convert.artifact.load import load
@@ -16,6 +16,7 @@ from latte_convert.artifact.probe import probe_difference
 from latte_convert.artifact.save import copy_files
 from latte_convert.artifact.tensors import digest, write_tensors
 from latte_convert.errors import CheckpointError, IntegrityError
+from latte_convert.names import MANIFEST
 
 TOLERANCE = {"float32": 1e-3, "float64": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
 """Largest accepted difference of the probe by dtype, in units of the output's root mean square. Machines differ in

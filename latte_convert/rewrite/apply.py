@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from latte_convert.adapters.base import Adapter, AttentionCall
 from latte_convert.errors import CheckpointError
 from latte_convert.kernels.base import Kernel
-
-ATTRIBUTE = "latte"
-"""Name under which a kernel sits in its attention module, hence ``<site>.latte.*`` in checkpoints."""
+from latte_convert.names import ATTRIBUTE
 
 
 @dataclass

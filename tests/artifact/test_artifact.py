@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 
 import latte_convert
 from latte_convert.artifact import files
-from latte_convert.artifact.tensors import digest, is_ours, write_tensors
+from latte_convert.artifact.tensors import digest, write_tensors
 from latte_convert.errors import CheckpointError, IntegrityError, OutputError
+from latte_convert.names import is_ours
 from latte_convert.recipe import Recipe
 
 
