@@ -6,6 +6,7 @@ VENV   ?= .venv
 CACHE  ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/latte_convert
 MODELS ?= $(CACHE)/models
 OUT    ?= out
+RESULTS := scripts/results
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
@@ -46,9 +47,11 @@ style: $(READY)   ## Fix what the linter can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: models photos   ## Measure the figures of the README (use a quiet machine)
-	$(BIN)/python scripts/bench_kernel.py
-	$(BIN)/python scripts/bench_convert.py --model $(MODELS)/dinov2-small-saliency --photos $(OUT)/photos
+bench: models photos   ## Measure the figures of the README on a quiet machine (needs LATTE_TEST_DATA)
+	$(BIN)/python scripts/bench_kernel.py --json $(RESULTS)/kernel.json
+	$(BIN)/python scripts/bench_convert.py --model $(MODELS)/dinov2-small-saliency --photos $(OUT)/photos --json $(RESULTS)/convert.json
+	$(BIN)/python scripts/measure_tiny.py --json $(RESULTS)/tiny.json
+	$(BIN)/python scripts/measure_fidelity.py --models $(MODELS) --data $(LATTE_TEST_DATA) --json $(RESULTS)/fidelity.json
 
 clean:   ## Remove what demo and tests made in this folder
 	rm -rf $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis

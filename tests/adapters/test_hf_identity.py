@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,8 @@ def test_llama_continues_from_a_cache(attention: str) -> None:
 def test_llama_fills_an_empty_static_cache() -> None:
     """SDPA gets no mask, a causal flag, and more keys than queries: the rest of the cache is empty."""
     model = build("llama")
+    # Transformers has renamed the argument since the oldest version that is supported here.
+    argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     ids = text((10, 10))["input_ids"]
     seen: list[AttentionCall] = []
 
@@ -140,7 +143,7 @@ def test_llama_fills_an_empty_static_cache() -> None:
     with torch.no_grad():
         expected = model(ids).last_hidden_state
         with routed(model, ADAPTER, dict.fromkeys(eligible(model), attend)):
-            actual = model(ids, cache=hf.StaticCache(model.config, max_cache_len=16)).last_hidden_state
+            actual = model(ids, **{argument: hf.StaticCache(model.config, max_cache_len=16)}).last_hidden_state
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     assert (seen[0].mask, seen[0].causal, seen[0].key.shape[2]) == (None, True, 10)
 
