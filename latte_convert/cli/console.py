@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -127,12 +128,14 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
     from rich.markup import escape
     from rich.table import Table
 
-    shown = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    shown = Table(header_style="bold", box=None, pad_edge=False)
     for i, column in enumerate(columns):
         shown.add_column(column, justify="right" if i in right else "left", overflow="fold")
     for row in rows:
         shown.add_row(*(escape(cell) for cell in row))
-    Console(stderr=True).print(shown)
+    screen = Console(stderr=True)
+    screen.print(f"\n[bold]{escape(title)}[/bold]")
+    screen.print(shown)
 
 
 def site_table(report: Report) -> None:
@@ -162,7 +165,7 @@ def fidelity_table(report: Report) -> None:
     rows = [
         (
             name + (" *" if name == report.fidelity.primary else ""),
-            f"{a.cosine:.4f}",
+            rounded_down(a.cosine),
             f"{a.relative_error:.3f}" if a.relative_error is not None else "-",
         )
         for name, a in report.fidelity.outputs.items()
@@ -194,3 +197,8 @@ def _si(count: float) -> str:
         if count >= factor:
             return f"{count / factor:.3g} {unit}"
     return f"{count:.0f}"
+
+
+def rounded_down(value: float) -> str:
+    """Four digits, rounded down: only a perfect agreement reads 1.0000."""
+    return f"{math.floor(value * 1e4) / 1e4:.4f}"
