@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from sklearn.datasets import load_digits
 SPLITS = ("train", "heldout")
 SIZE = 96  # pixels a side
 COUNTS = (1, 5)  # digits in a scene, both ends included
-HEIGHTS = (14, 32)  # pixels a digit is high, both ends included
+HEIGHTS = (14, 32)  # pixels a digit is high with its empty rows, both ends included
 COLOURS = {
     "red": (235, 45, 45),
     "orange": (250, 145, 30),
@@ -130,25 +131,35 @@ def render(split: str, index: int, seed: int = 0, size: int = SIZE) -> Scene:
     return Scene(image, edges, _digits()[1][shown], tuple(colours), _places(edges, size), shown)
 
 
+def instances(scenes: Sequence[Scene]) -> dict[str, list[dict[str, object]]]:
+    """The truth about ``scenes`` in COCO's format: ``images``, ``annotations`` and ``categories``.
+
+    An image's id is its place in ``scenes``; a category's id is the digit itself.
+    """
+    images: list[dict[str, object]] = []
+    annotations: list[dict[str, object]] = []
+    for image_id, scene in enumerate(scenes):
+        height, width, _ = scene.image.shape
+        images.append({"id": image_id, "file_name": f"{image_id:06d}.png", "width": width, "height": height})
+        for (x0, y0, x1, y1), label in zip(scene.boxes.tolist(), scene.labels.tolist(), strict=True):
+            box = {"bbox": [x0, y0, x1 - x0, y1 - y0], "area": (x1 - x0) * (y1 - y0), "iscrowd": 0}
+            annotations.append({"id": len(annotations) + 1, "image_id": image_id, "category_id": label, **box})
+    categories: list[dict[str, object]] = [{"id": digit, "name": str(digit)} for digit in range(10)]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
 def write_scenes(out: Path, split: str, count: int, seed: int = 0, size: int = SIZE) -> Path:
     """Write scenes 0 to ``count - 1`` as ``out/images/*.png`` and ``out/instances.json`` in COCO's format.
 
-    Category ids are the digits themselves, 0 to 9. Returns the path of the JSON file.
+    Returns the path of the JSON file.
     """
     (out / "images").mkdir(parents=True, exist_ok=True)
-    images: list[dict[str, object]] = []
-    annotations: list[dict[str, object]] = []
-    for index in range(count):
-        scene = render(split, index, seed, size)
-        name = f"{index:06d}.png"
-        Image.fromarray(scene.image).save(out / "images" / name)
-        images.append({"id": index, "file_name": name, "width": size, "height": size})
-        for (x0, y0, x1, y1), label in zip(scene.boxes.tolist(), scene.labels.tolist(), strict=True):
-            box = {"bbox": [x0, y0, x1 - x0, y1 - y0], "area": (x1 - x0) * (y1 - y0), "iscrowd": 0}
-            annotations.append({"id": len(annotations) + 1, "image_id": index, "category_id": label, **box})
-    categories = [{"id": digit, "name": str(digit)} for digit in range(10)]
+    scenes = [render(split, index, seed, size) for index in range(count)]
+    truth = instances(scenes)
+    for scene, image in zip(scenes, truth["images"], strict=True):
+        Image.fromarray(scene.image).save(out / "images" / str(image["file_name"]))
     path = out / "instances.json"
-    path.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+    path.write_text(json.dumps(truth))
     return path
 
 

@@ -3,9 +3,9 @@
     python scripts/train_tiny_clip.py --out models/tiny-clip [--steps 3000] [--seed 0]
     python scripts/train_tiny_clip.py --evaluate models/tiny-clip
 
-The pictures come from ``scripts/scenes.py``. A caption says how many digits there are, and of the two largest the
-digit, the colour and the place: "three digits , a red seven at the top left and a green four at the bottom right".
-Training scenes are drawn as they are needed and never twice; held-out scenes show digits that no training scene shows.
+The pictures come from ``scripts/scenes.py``. A caption says how many digits there are and names the largest, or the two
+largest: "three digits , a red seven at the top left and a green four at the bottom right". Training scenes are drawn as
+they are needed and never twice; held-out scenes show digits that no training scene shows.
 The result is a Transformers directory: ``CLIPModel``, image processor and tokenizer.
 """
 
@@ -36,11 +36,15 @@ from transformers import (
 )
 from transformers.optimization import get_cosine_schedule_with_warmup
 
-SIZE = 64  # pixels a side: with patches of 8, the smallest digit spans about two of them
-BATCH = 64
+SIZE = 64  # pixels a side
+PATCH = 8  # the smallest digit spans about two
+WIDTH = 128
+BATCH = 32
 HELD_OUT = 200  # pairs to retrieve from, so that chance is 0.5 %
-SAVE_EVERY = 250
+SAVE_EVERY = 200
 POSITIONS = 24
+PLACES = [f"{row} {column}" for row in ROWS for column in COLUMNS]
+FACTS = (6, *(10, len(COLOURS), len(PLACES)) * 2)  # kinds of counts; of digits, colours and places of two objects
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "unk_token": "<unk>", "eos_token": "<eos>"}
 
@@ -84,35 +88,39 @@ def caption(count: int, named: tuple[Named, ...]) -> str:
     return f"{NUMBERS[count]} digit{'s' if count > 1 else ''} , {' and '.join(objects)}"
 
 
-def largest(scene: Scene) -> tuple[Named, ...]:
-    """The two objects with the largest boxes, or the only one."""
+def largest(scene: Scene, most: int) -> tuple[Named, ...]:
+    """At most ``most`` objects, those with the largest boxes first."""
     areas = np.prod(scene.boxes[:, 2:] - scene.boxes[:, :2], axis=1)
-    chosen = np.argsort(-areas, kind="stable")[:2]
+    chosen = np.argsort(-areas, kind="stable")[:most]
     return tuple(Named(int(scene.labels[i]), scene.colours[i], scene.places[i]) for i in chosen)
 
 
 def batches(split: str, size: int, seed: int = 0) -> Iterator[list[Pair]]:
-    """Endless batches of pairs, no scene twice, and no caption twice in a batch: each picture has one right answer."""
+    """Endless batches of pairs, no scene twice, and no caption twice in a batch: each picture has one right answer.
+
+    Captions name one object and two in turn.
+    """
     pairs: dict[str, Pair] = {}
     for index in itertools.count():
         scene = render(split, index, seed, SIZE)
-        pair = Pair(scene.image, len(scene.labels), largest(scene))
+        pair = Pair(scene.image, len(scene.labels), largest(scene, 1 + index % 2))
         pairs.setdefault(pair.caption, pair)
         if len(pairs) == size:
             yield list(pairs.values())
             pairs = {}
 
 
-def misread(pair: Pair, rng: np.random.Generator) -> str:
-    """The caption of ``pair`` with the digit of one object wrong and everything else right.
+def twins(pair: Pair, rng: np.random.Generator) -> list[str]:
+    """The caption of ``pair`` with one wrong digit, and with one wrong place, everything else being right.
 
-    Colours, places and counts tell nearly all pictures of a batch apart: without such captions there would be little
-    reason to learn to read.
+    Colours and counts tell nearly all pictures of a batch apart: without such captions there would be little reason to
+    learn where things are, or to read.
     """
-    named = list(pair.named)
-    at = int(rng.integers(len(named)))
-    named[at] = named[at]._replace(digit=int((named[at].digit + rng.integers(1, 10)) % 10))
-    return caption(pair.count, tuple(named))
+    at = int(rng.integers(len(pair.named)))
+    item = pair.named[at]
+    place = PLACES[(PLACES.index(item.place) + int(rng.integers(1, len(PLACES)))) % len(PLACES)]
+    wrong = item._replace(digit=(item.digit + int(rng.integers(1, 10))) % 10), item._replace(place=place)
+    return [caption(pair.count, (*pair.named[:at], each, *pair.named[at + 1 :])) for each in wrong]
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -130,13 +138,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 def build() -> Parts:
     """A model with random weights, and what feeds it."""
     tokenizer = build_tokenizer()
-    tower = {
-        "hidden_size": 128,
-        "intermediate_size": 512,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "projection_dim": 128,
-    }
+    tower = dict.fromkeys(("hidden_size", "projection_dim"), WIDTH)
+    tower |= {"intermediate_size": 4 * WIDTH, "num_hidden_layers": 4, "num_attention_heads": 4}
     text = {
         "vocab_size": len(tokenizer),
         "max_position_embeddings": POSITIONS,
@@ -145,18 +148,22 @@ def build() -> Parts:
         # CLIP pools the token with this id. It must not be 2: that means "the highest id" for the sake of old files.
         "eos_token_id": tokenizer.eos_token_id,
     }
-    config = CLIPConfig(
-        text_config={**tower, **text},
-        vision_config={**tower, "image_size": SIZE, "patch_size": 8},
-        projection_dim=128,
-    )
-    processor = CLIPImageProcessor(
-        size={"shortest_edge": SIZE},
-        crop_size={"height": SIZE, "width": SIZE},
-        image_mean=[0.5] * 3,
-        image_std=[0.5] * 3,
-    )
-    return Parts(CLIPModel(config), tokenizer, processor)
+    vision = {**tower, "image_size": SIZE, "patch_size": PATCH}
+    model = CLIPModel(CLIPConfig(text_config={**tower, **text}, vision_config=vision, projection_dim=WIDTH))
+    size = {"size": {"shortest_edge": SIZE}, "crop_size": {"height": SIZE, "width": SIZE}}
+    processor = CLIPImageProcessor(**size, image_mean=[0.33] * 3, image_std=[0.33] * 3)  # of the pictures, about
+    with torch.no_grad():
+        model.vision_model.embeddings.position_embedding.weight.copy_(grid_positions(SIZE // PATCH, WIDTH))
+    return Parts(model, tokenizer, processor)
+
+
+def grid_positions(side: int, width: int) -> Tensor:
+    """Sines and cosines of row and column, a quarter of the channels each, ``(1 + side^2, width)``; CLS is zero."""
+    waves = torch.pi / side * 2.0 ** torch.linspace(-1, 2, width // 4)  # a quarter turn over the picture to two turns
+    angles = (torch.arange(side) + 0.5)[:, None] * waves
+    axis = torch.cat([angles.sin(), angles.cos()], 1)  # (side, width / 2)
+    grid = torch.cat([axis[:, None].expand(-1, side, -1), axis[None].expand(side, -1, -1)], 2).flatten(0, 1)
+    return 0.2 * torch.cat([torch.zeros(1, width), grid])
 
 
 def load(folder: Path) -> Parts:
@@ -171,12 +178,24 @@ def encode(parts: Parts, images: list[np.ndarray], captions: list[str]) -> dict[
     return {**text, "pixel_values": parts.processor(images, return_tensors="pt")["pixel_values"]}
 
 
-def loss(parts: Parts, pairs: list[Pair], rng: np.random.Generator) -> Tensor:
-    """Contrastive loss of a batch; a picture must also beat each caption's misread twin, its own included."""
-    captions = [pair.caption for pair in pairs] + [misread(pair, rng) for pair in pairs]
-    logits = parts.model(**encode(parts, [pair.image for pair in pairs], captions)).logits_per_image  # (B, 2B)
-    target = torch.arange(len(pairs))
-    return (cross_entropy(logits, target) + cross_entropy(logits[:, : len(pairs)].T, target)) / 2
+def contrast(logits: Tensor, size: int) -> Tensor:
+    """Contrastive loss of ``logits`` ``(B, 3B)``: a picture must also beat the wrong twins of every caption."""
+    target = torch.arange(size)
+    return (cross_entropy(logits, target) + cross_entropy(logits[:, :size].T, target)) / 2
+
+
+def facts_loss(outputs: Tensor, pairs: list[Pair]) -> Tensor:
+    """Cross-entropy of the facts that captions state, read off pictures by a linear layer, ``outputs`` ``(B, 60)``.
+
+    With the contrastive loss alone, the towers agree on colours and counts, and the text tower unlearns what the vision
+    tower does not see yet: places and digits.
+    """
+    rows = []
+    for pair in pairs:
+        facts = [(item.digit, list(COLOURS).index(item.colour), PLACES.index(item.place)) for item in pair.named]
+        rows.append([pair.count, *itertools.chain(*facts), *[-100] * (3 * (2 - len(facts)))])
+    columns = zip(outputs.split(FACTS, dim=1), torch.tensor(rows).T, strict=True)
+    return sum((cross_entropy(o, t, reduction="sum") for o, t in columns), torch.zeros(())) / len(pairs)
 
 
 @torch.no_grad()
@@ -233,14 +252,19 @@ def train(out: Path, steps: int, seed: int) -> None:
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     parts = build()
-    optimizer = torch.optim.AdamW(parts.model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.05)
+    head = torch.nn.Linear(WIDTH, sum(FACTS))
+    parameters = [*parts.model.parameters(), *head.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.98), weight_decay=0.05)
     schedule = get_cosine_schedule_with_warmup(optimizer, min(100, steps // 10), steps)
     start, recent = time.monotonic(), []
     for step, pairs in enumerate(itertools.islice(batches("train", BATCH, seed), steps), start=1):
-        value = loss(parts, pairs, rng)
+        captions = [pair.caption for pair in pairs] + [twin for pair in pairs for twin in twins(pair, rng)]
+        output = parts.model(**encode(parts, [pair.image for pair in pairs], captions))
+        facts = facts_loss(head(output.vision_model_output.pooler_output), pairs)
+        value = contrast(output.logits_per_image, len(pairs)) + 0.3 * facts
         optimizer.zero_grad()
         value.backward()
-        torch.nn.utils.clip_grad_norm_(parts.model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()
         recent.append(value.item())
