@@ -42,9 +42,8 @@ def inspect(directory: Directory, json: Json = False) -> None:
     if report is not None and report.fidelity is not None:
         primary = report.fidelity.primary
         cosine = report.fidelity.outputs[primary].cosine
-        console.result(
-            f"fidelity     {console.rounded_down(cosine)} cosine of {primary} on {report.fidelity.samples} held-out samples"
-        )
+        shown = console.rounded_down(cosine)
+        console.result(f"fidelity     {shown} cosine of {primary} on {report.fidelity.samples} held-out samples")
     console.result(f"converted    {len(manifest.sites)} sites")
     for site in manifest.sites:
         values = ", ".join(f"{name} {text}" for name, text in parameters[site.name].items())
