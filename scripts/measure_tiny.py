@@ -1,6 +1,6 @@
 """What conversion costs the two models that this project trains: detection AP and retrieval R@1, original and hybrid.
 
-    python scripts/measure_tiny.py [--models models] [--samples 64] [--ratio 0.67] [--json FILE] [--markdown FILE]
+    python scripts/measure_tiny.py [--models tests/models] [--samples 64] [--ratio 0.67] [--json FILE] [--markdown FILE]
 
 Calibrates on training scenes and measures on held-out ones, with the metric code of the training scripts: COCO AP by
 pycocotools for ``tiny-detr`` (encoder, decoder and cross-attention), recall on held-out pairs for ``tiny-clip`` (both
@@ -29,7 +29,7 @@ HELD_OUT = 300
 def main() -> None:
     """Measure both models and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=Path, default=Path("models"))
+    parser.add_argument("--models", type=Path, default=Path("tests/models"))
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--ratio", type=float, default=0.67)
     parser.add_argument("--json", type=Path)

@@ -1,4 +1,4 @@
-"""scripts/train_tiny_clip.py and models/tiny-clip: captions tell the truth, and the model has learned to match them."""
+"""scripts/train_tiny_clip.py and tests/models/tiny-clip: captions tell the truth, and the model has learned to match them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import scenes  # noqa: E402
 import train_tiny_clip as tiny  # noqa: E402
 
-FOLDER = ROOT / "models" / "tiny-clip"
+FOLDER = ROOT / "tests" / "models" / "tiny-clip"
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-R1_BOUND, R5_BOUND, READ_BOUND = 0.3, 0.6, 0.3
 
 
 @pytest.fixture(autouse=True)
@@ -53,11 +52,8 @@ def test_directory_is_small_and_complete() -> None:
 
 def test_retrieves_held_out_pairs(parts: tiny.Parts) -> None:
     scores = tiny.evaluate(parts, 100)
-    assert scores["image_to_text_r1"] >= R1_BOUND  # chance is 0.01
-    assert scores["text_to_image_r1"] >= R1_BOUND
-    assert scores["image_to_text_r5"] >= R5_BOUND  # chance is 0.05
-    assert scores["text_to_image_r5"] >= R5_BOUND
-    assert scores["digit_read"] >= READ_BOUND  # chance is 0.1
+    assert min(scores["image_to_text_r1"], scores["text_to_image_r1"]) >= 0.33  # measured 0.49 and 0.44; chance 0.01
+    assert min(scores["image_to_text_r5"], scores["text_to_image_r5"]) >= 0.8  # measured 0.93 and 0.92; chance 0.05
 
 
 def test_scores_are_at_chance_without_training() -> None:
