@@ -59,22 +59,27 @@ def detection(model: Path, recipe: Recipe) -> list[dict[str, Any]]:
 def retrieval(model: Path, recipe: Recipe) -> list[dict[str, Any]]:
     """Recall of the tiny CLIP on held-out pairs, image to text and text to image."""
     parts = train_tiny_clip.load(model)
-    pairs = list(
-        itertools.islice(itertools.chain.from_iterable(train_tiny_clip.batches("train", 64, 7)), recipe.samples)
-    )
     with tempfile.TemporaryDirectory() as folder:
-        images, texts = Path(folder) / "images", Path(folder) / "captions.txt"
-        images.mkdir()
-        for index, pair in enumerate(pairs):
-            Image.fromarray(pair.image).save(images / f"{index:03d}.png")
-        texts.write_text("\n".join(pair.caption for pair in pairs) + "\n")
-        result = convert(model, [images, texts], recipe=recipe)
+        result = convert(model, list(write_pairs(Path(folder), recipe.samples)), recipe=recipe)
     before = train_tiny_clip.evaluate(parts)
     after = train_tiny_clip.evaluate(parts._replace(model=result.model))
     return [
         row(model.name, result, f"{way} R@1", before[f"{way}_r1"], after[f"{way}_r1"])
         for way in ("image_to_text", "text_to_image")
     ]
+
+
+def write_pairs(folder: Path, count: int) -> tuple[Path, Path]:
+    """Write training pairs as a folder of images and a file of captions."""
+    pairs = itertools.islice(itertools.chain.from_iterable(train_tiny_clip.batches("train", 32, 7)), count)
+    images, texts = folder / "images", folder / "captions.txt"
+    images.mkdir()
+    captions = []
+    for index, pair in enumerate(pairs):
+        Image.fromarray(pair.image).save(images / f"{index:03d}.png")
+        captions.append(pair.caption)
+    texts.write_text("\n".join(captions) + "\n")
+    return images, texts
 
 
 def row(model: str, result: Result, metric: str, original: float, hybrid: float) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Train a small DETR on rendered scenes until it detects, and say how well it does on held-out ones.
 
-    python scripts/train_tiny_detr.py --out models/tiny-detr
-    python scripts/train_tiny_detr.py --evaluate models/tiny-detr
+    python scripts/train_tiny_detr.py --out tests/models/tiny-detr
+    python scripts/train_tiny_detr.py --evaluate tests/models/tiny-detr
 
 DETR learns slowly from random weights. Three things that leave the architecture as it is make it quick here: the
 encoder's tokens are read by DETR's own heads too and told which object lies under them, for a while before the decoder
@@ -91,8 +91,7 @@ def build(seed: int) -> DetrForObjectDetection:
     model = DetrForObjectDetection(config)
     model.model.backbone.model = AutoBackbone.from_config(backbone)
     with torch.no_grad():
-        side = SIZE // STRIDE
-        shape = torch.Size((1, WIDTH, side, side))
+        shape = torch.Size((1, WIDTH, SIZE // STRIDE, SIZE // STRIDE))
         positions = model.model.position_embedding(shape=shape, device=torch.device("cpu"), dtype=torch.float32)
         middles = torch.nn.functional.interpolate(positions, size=(GRID, GRID), mode="area")
         model.model.query_position_embeddings.weight.copy_(middles[0].flatten(1).T)
@@ -273,7 +272,7 @@ def load(folder: Path) -> tuple[DetrForObjectDetection, DetrImageProcessor]:
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("models/tiny-detr"), help="where the model directory goes")
+    parser.add_argument("--out", type=Path, default=Path("tests/models/tiny-detr"), help="where the model directory goes")
     parser.add_argument("--warm-up", type=int, default=1300, help=f"batches of {BATCH} scenes without the decoder")
     parser.add_argument("--steps", type=int, default=1700, help=f"batches of {BATCH} scenes for the whole model")
     parser.add_argument("--every", type=int, default=200, help="steps between two looks at held-out scenes")

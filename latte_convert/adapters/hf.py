@@ -1,8 +1,9 @@
-"""Transformers models: every attention module that dispatches through ``ALL_ATTENTION_FUNCTIONS``.
+"""Transformers models: every attention module that dispatches through ``ALL_ATTENTION_FUNCTIONS``, and one more.
 
 The dispatch reads the name of the implementation from the module's own ``config`` and hands the module over,
 so a site is routed by giving that one module a copy of its config with our name in it. No forward is copied,
-the other modules keep running the original code, and the model's masks are built as before.
+the other modules keep running the original code, and the model's masks are built as before. What does not dispatch
+stays exact, but for the one class that ``hf_explicit`` reads.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from latte_convert.adapters import hf_sites
+from latte_convert.adapters import hf_explicit, hf_sites
 from latte_convert.adapters.base import AttentionCall, AttentionSite, Handler, TokenLayout
 from latte_convert.adapters.masks import key_mask, shared_by_queries
 
@@ -87,6 +88,8 @@ class HFAdapter:
             does nothing.
         """
         module = model.get_submodule(site)
+        if hf_explicit.is_explicit(module):
+            return hf_explicit.route(module, handler)
         routes: _Routes | None = module.__dict__.get("latte_routes")
         if routes is None:
             routes = _Routes(

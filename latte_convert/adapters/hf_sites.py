@@ -11,6 +11,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from latte_convert.adapters.base import AttentionSite
+from latte_convert.adapters.hf_explicit import is_explicit
 
 # Attributes of attention modules, or of the layers around them, whose presence means that logits are more
 # than a scaled product of query and key.
@@ -140,7 +141,8 @@ def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
     if _windowed(model, name, module):
         return "windowed attention: it is linear already"
     if not dispatches(type(module)):
-        return "computes attention itself instead of through the Transformers attention interface"
+        itself = "computes attention itself instead of through the Transformers attention interface"
+        return None if is_explicit(module) else itself
     if not hasattr(module, "config"):
         return "has no config of its own, which the attention interface dispatches on"
     if (getattr(module, "num_key_value_groups", None) or 1) > 1:

@@ -423,6 +423,12 @@ FAMILIES: tuple[Family, ...] = (
     Family("siglip2", _siglip2, _siglip2_inputs, (*_towers("encoder.", causal_text=False), _probe())),
     Family("owlvit", _owlvit, _owlvit_inputs, _towers("encoder.", causal_text=True)),
     Family("detr", lambda: hf.DetrModel(_detr_config()), _detr_inputs, _DETR_SITES),
+    Family(
+        "table_transformer",  # computes attention by hand, and is read all the same
+        lambda: hf.TableTransformerModel(_detr_config(hf.TableTransformerConfig)),
+        _detr_inputs,
+        tuple(replace(group, projection="out_proj") for group in _DETR_SITES),
+    ),
     Family("whisper", lambda: hf.WhisperModel(whisper_config()), _whisper_inputs, _seq2seq_sites()),
     Family("bart", lambda: hf.BartModel(hf.BartConfig(**_BART)), seq2seq, _seq2seq_sites()),
     Family("marian", lambda: hf.MarianModel(hf.MarianConfig(**_BART)), seq2seq, _seq2seq_sites()),
@@ -593,24 +599,6 @@ NOT_CONVERTIBLE: tuple[Family, ...] = (
         (
             Sites("layers.0.self_attn", 1, "text", 4, 8, causal=True, reason="windowed"),
             Sites("layers.1.self_attn", 1, "text", 4, 8, causal=True, reason="soft cap"),
-        ),
-    ),
-    Family(
-        "table_transformer",
-        lambda: hf.TableTransformerModel(_detr_config(hf.TableTransformerConfig)),
-        _detr_inputs,
-        (
-            Sites("encoder.layers.*.self_attn", 2, "encoder", 4, 8, reason="computes attention itself"),
-            Sites("decoder.layers.*.self_attn", 2, "decoder", 2, 16, reason="computes attention itself"),
-            Sites(
-                "decoder.layers.*.encoder_attn",
-                2,
-                "decoder",
-                2,
-                16,
-                kind="cross",
-                reason="computes attention itself",
-            ),
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""scripts/train_tiny_clip.py and tests/models/tiny-clip: captions tell the truth, and the model has learned to match them."""
+"""The tiny CLIP and its training script: captions tell the truth, and the model has learned to match them."""
 
 from __future__ import annotations
 

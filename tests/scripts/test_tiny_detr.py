@@ -17,8 +17,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'latte-convert[demo]'")
 import scenes  # noqa: E402
 
-MODEL = ROOT / "models" / "tiny-detr"
-AP50_AT_LEAST = 0.5
+MODEL = ROOT / "tests" / "models" / "tiny-detr"
+AP50_AT_LEAST = 0.7  # measured: 0.87 on 400 scenes; 0.81, 0.86 and 0.86 on three sets of 60
 
 
 # --- the scenes ------------------------------------------------------------------------------------------
@@ -132,6 +132,21 @@ def test_the_committed_model_detects_digits_it_has_never_seen(trainer) -> None:
     model, processor = trainer.load(MODEL)
     figures = trainer.evaluate(model, processor, [scenes.render("heldout", 5000 + index) for index in range(60)])
     assert figures["AP50"] >= AP50_AT_LEAST
+
+
+@pytest.mark.parametrize("attention", ["encoder.layers.*.self_attn", "decoder.layers.*.encoder_attn"])
+def test_the_model_cannot_do_without_its_attention(trainer, attention: str) -> None:
+    """Without queries all logits are 0 and attention is a plain average: a conversion that bad must cost AP."""
+    import torch
+
+    model, processor = trainer.load(MODEL)
+    with torch.no_grad():
+        for layer in range(3):
+            query = model.get_submodule(f"model.{attention.replace('*', str(layer))}.q_proj")
+            query.weight.zero_()
+            query.bias.zero_()
+    figures = trainer.evaluate(model, processor, [scenes.render("heldout", 5000 + index) for index in range(60)])
+    assert figures["AP50"] < 0.1
 
 
 def test_every_attention_of_the_model_is_a_site(trainer) -> None:
