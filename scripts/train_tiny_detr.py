@@ -272,7 +272,7 @@ def load(folder: Path) -> tuple[DetrForObjectDetection, DetrImageProcessor]:
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("tests/models/tiny-detr"), help="where the model directory goes")
+    parser.add_argument("--out", type=Path, default=Path("tests/models/tiny-detr"), help="the model directory")
     parser.add_argument("--warm-up", type=int, default=1300, help=f"batches of {BATCH} scenes without the decoder")
     parser.add_argument("--steps", type=int, default=1700, help=f"batches of {BATCH} scenes for the whole model")
     parser.add_argument("--every", type=int, default=200, help="steps between two looks at held-out scenes")
