@@ -1,7 +1,8 @@
 """Time the latte kernel against exact attention on this machine's CPU.
 
-Exact attention, latte eager and latte compiled run interleaved in one process, in both layouts that occur:
-contiguous ``(B, H, N, d)`` and the transposed view of a ``(B, N, H, d)`` projection. Peak memory is what one
+Exact attention, latte eager and latte compiled take turns in one process, in blocks of ``--block`` calls (1: call by
+call, so that each finds what the others left in caches and allocator), in both layouts that occur: contiguous
+``(B, H, N, d)`` and the transposed view of a ``(B, N, H, d)`` projection. Peak memory is what one
 call adds to the resident set of a fresh process (Linux only). Usage::
 
     python scripts/bench_kernel.py --tokens 256 1369 4096 8192 --json kernel.json
@@ -53,17 +54,20 @@ def variant(name: str, args: argparse.Namespace) -> Callable[..., Tensor]:
     return lambda *qkv: attend(*qkv, scale=scale)
 
 
-def milliseconds(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Interleaved times of the calls, after a warm-up of each."""
+def milliseconds(calls: dict[str, Callable[[], object]], repeats: int, block: int) -> dict[str, list[float]]:
+    """Times of the calls after a warm-up of each; they take turns in blocks, each led in by an untimed call."""
     for call in calls.values():
         for _ in range(WARM_UP):
             call()
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
+    for _ in range(max(1, repeats // block)):
         for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            times[name].append((time.perf_counter() - start) * 1e3)
+            if block > 1:
+                call()
+            for _ in range(block):
+                start = time.perf_counter()
+                call()
+                times[name].append((time.perf_counter() - start) * 1e3)
     return times
 
 
@@ -72,7 +76,7 @@ def time_at(args: argparse.Namespace, tokens: int, layout: str, variants: tuple[
     # All compiled code counts against one recompilation limit; past it dynamo would quietly run eager.
     torch._dynamo.reset()
     qkv = inputs(args, tokens, layout)
-    times = milliseconds({name: partial(variant(name, args), *qkv) for name in variants}, args.repeats)
+    times = milliseconds({name: partial(variant(name, args), *qkv) for name in variants}, args.repeats, args.block)
     entries: dict[str, dict[str, float]] = {}
     for name, values in times.items():
         low, median, high = statistics.quantiles(values, n=4)
@@ -144,6 +148,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--block", type=int, default=5, help="calls of one variant before the next has its turn")
     parser.add_argument("--no-compile", action="store_true", help="leave the compiled variant out")
     parser.add_argument("--no-memory", action="store_true", help="leave the memory probes out")
     parser.add_argument("--no-crossover", action="store_true", help="leave the scan of short lengths out")
@@ -172,6 +177,7 @@ def main(argv: list[str]) -> None:
         "heads": args.heads,
         "head_dim": args.head_dim,
         "repeats": args.repeats,
+        "block": args.block,
         "rows": [time_at(args, tokens, layout, variants) for tokens in args.tokens for layout in LAYOUTS],
         "crossover": {} if args.no_crossover else {layout: crossover(args, layout) for layout in LAYOUTS},
         "peak_bytes": {}

@@ -211,9 +211,15 @@ def _bidirectional(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, sett
     """Every query sees every key that is ``seen``, ``(B or 1, 1, Nk, 1)``."""
     total, count, mean, state = _summary(key, value, seen, settings)
     psi, size = _features(query, settings)
-    # size_i·sum_j Sim_ij; leaving size on both sides of the fraction spares dividing every feature by it.
-    divisor = psi @ total.mT + settings.beta * count * size
-    return (psi @ state).div_(divisor.masked_fill(divisor == 0, 1)).add_(mean)
+    # size_i·sum_j Sim_ij; leaving size on both sides of the fraction spares dividing every feature by it. A compiler
+    # fuses the sum into the making of psi; eager, it would be a copy of psi, and a product is cheaper.
+    share = (psi * total).sum(-1, keepdim=True) if torch.compiler.is_compiling() else psi @ total.mT
+    divisor = share + settings.beta * count * size
+    weight = divisor.masked_fill(divisor == 0, 1).reciprocal()
+    psi = psi * weight if psi.requires_grad else psi.mul_(weight)
+    # One product that starts from the mean: the output is written once.
+    shape = (*psi.shape[:-1], state.shape[-1])
+    return torch.baddbmm(*(x.flatten(0, 1) for x in (mean, psi, state))).reshape(shape)
 
 
 def _summary(key: Tensor, value: Tensor, seen: Tensor, settings: _Settings) -> tuple[Tensor, Tensor, Tensor, Tensor]:
