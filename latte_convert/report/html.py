@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal
 from functools import cache
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
@@ -131,6 +131,8 @@ def render_html(report: Report) -> str:
     primary = fidelity.outputs[fidelity.primary].cosine if fidelity else None
     return _template().render(
         report=report,
+        # A path is long and says where it was made; its last part names the model. Provenance gives all of it.
+        name=PurePath(report.source.id).name if PurePath(report.source.id).is_absolute() else report.source.id,
         kernel=report.recipe.get("kernel", "linear attention"),
         primary=primary,
         verdicts=VERDICTS,
