@@ -515,3 +515,16 @@ class TestGeometry:
         chart = block_chart(make_report(sites=48, pattern=LONG))
         assert chart is not None
         assert [point.number for point in chart.numbered] == list(range(1, 49, 4))
+
+
+def test_an_axis_from_zero_needs_no_warning() -> None:
+    assert "not at 0" not in render_html(make_report(cosine=0.3))
+    assert "not at 0" in render_html(make_report(cosine=0.99))
+
+
+def test_a_local_model_goes_by_its_name() -> None:
+    report = make_report()
+    local = report.source.model_copy(update={"id": "/home/me/models/tiny"})
+    page = render_html(report.model_copy(update={"source": local}))
+    assert "<h1>tiny</h1>" in page
+    assert "<code>/home/me/models/tiny</code>" in page, "provenance gives all of it"
