@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from latte_convert.cli import artifact, conversion, schema
-from latte_convert.cli.console import note
+from latte_convert.cli.console import interrupt, note
 from latte_convert.errors import LatteError
 
 app = typer.Typer(
@@ -54,7 +54,8 @@ def main() -> None:
     if debug and sys.argv.index("--debug") > 1:  # accept it behind the command too
         sys.argv.remove("--debug")
         sys.argv.insert(1, "--debug")
-    signal.signal(signal.SIGTERM, _interrupt)  # a scheduler's polite kill cleans up like Ctrl-C
+    for kill in (signal.SIGINT, signal.SIGTERM):  # a scheduler's polite kill cleans up like Ctrl-C
+        signal.signal(kill, interrupt)
     try:
         app()
     except LatteError as error:
@@ -75,10 +76,6 @@ def main() -> None:
             1,
             debug,
         )
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _fail(message: str, code: int, debug: bool) -> None:

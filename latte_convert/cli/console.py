@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,21 @@ def fancy(stream: Any = None) -> bool:
         and "NO_COLOR" not in os.environ
         and os.environ.get("TERM") != "dumb"
     )
+
+
+_INTERRUPTED = threading.Event()
+
+
+def interrupt(*_: object) -> None:
+    """Signal handler for Ctrl-C."""
+    _INTERRUPTED.set()
+    raise KeyboardInterrupt
+
+
+def heed_interrupt() -> None:
+    """Stop now if Python swallowed the interrupt: what is raised inside a callback or a finaliser is only printed."""
+    if _INTERRUPTED.is_set():
+        raise KeyboardInterrupt
 
 
 def note(message: str) -> None:
@@ -91,7 +107,12 @@ def progress() -> Iterator[Callable[[str, int], Advance]]:
 
         def start(title: str, total: int) -> Advance:
             task = bars.add_task(title, total=total)
-            return lambda: bars.advance(task)
+
+            def advance() -> None:
+                heed_interrupt()
+                bars.advance(task)
+
+            return advance
 
         yield start
 
@@ -101,6 +122,7 @@ def _plain_progress(title: str, total: int) -> Advance:
     note(f"{title}: {total} steps")
 
     def advance() -> None:
+        heed_interrupt()
         done[0] += 1
         if done[0] == total:
             note(f"{title}: done in {time.monotonic() - started:.1f} s")

@@ -181,6 +181,7 @@ def convert(
     check_target(out, overwrite=overwrite, protect=[Path(place).expanduser() for place in (model, *calib)])
     with console.log_to_stderr(), console.progress() as progress:
         outcome = run(model, calib, recipe=recipe, progress=progress, **options)
+        console.heed_interrupt()
         outcome.save(out, overwrite=overwrite)
     report = outcome.report
     _warn(report)

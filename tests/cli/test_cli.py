@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -384,6 +386,19 @@ def test_ctrl_c_exits_130_and_leaves_nothing(tiny_dino, photos, tmp_path):
     assert stdout == ""
     assert "interrupted" in stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_swallowed_interrupt_stops_the_next_step(capsys, monkeypatch):
+    from latte_convert.cli import console
+
+    monkeypatch.setattr(console, "_INTERRUPTED", threading.Event())
+    with console.progress() as progress:
+        advance = progress("Calibrating", 3)
+        advance()
+        with contextlib.suppress(KeyboardInterrupt):  # as a finaliser would
+            console.interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            advance()
 
 
 def test_offline_opens_no_socket(tiny_dino, photos, tmp_path):
