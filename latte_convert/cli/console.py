@@ -163,21 +163,27 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
 def site_table(report: Report) -> None:
     """The score table: sites in order of the module tree, bars of sensitivity, what becomes of each."""
     scores = [s.score.value for s in report.sites if s.score and s.score.value is not None]
-    top = max(scores, default=1.0) or 1.0
     rows = []
     for site in report.sites:
         value = site.score.value if site.score else None
-        # The square root keeps the robust sites, the ones to choose between, apart from each other.
-        bar = "█" * max(1, round(16 * (max(value, 0.0) / top) ** 0.5)) if value is not None else ""
+        bar = "█" * _length(value, scores) if value is not None else ""
         fate = "convert" if site.converted else "exact" if site.eligible else f"exact: {site.reason}"
         rows.append((site.name, site.tower, f"{value:.4g}" if value is not None else "-", bar, fate))
     table(
         f"Sensitivity of {sum(s.eligible for s in report.sites)} eligible attention sites "
-        "(low is robust; bars by square root)",
+        "(low is robust; logarithmic bars)",
         ("site", "tower", "score", "", "becomes"),
         rows,
         right=(2,),
     )
+
+
+def _length(value: float, scores: Sequence[float]) -> int:
+    """Characters of a bar, 1 to 16: scores of one model span decades, so the bars are logarithmic."""
+    positive = [score for score in scores if score > 0]
+    if value <= 0 or not positive or max(positive) == min(positive):
+        return 1
+    return 1 + round(15 * math.log(value / min(positive)) / math.log(max(positive) / min(positive)))
 
 
 def fidelity_table(report: Report) -> None:
