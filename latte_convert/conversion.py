@@ -6,7 +6,6 @@ Everything before ``apply`` is read-only on the model; saving is a step of its o
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +33,6 @@ from latte_convert.selection.scores import paper_scores
 
 if TYPE_CHECKING:
     pass
-
-log = logging.getLogger("latte_convert")
 
 
 @dataclass

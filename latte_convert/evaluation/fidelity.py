@@ -17,7 +17,7 @@ from latte_convert.calibration.feed import Feed, Inputs, run
 from latte_convert.calibration.pipeline import Progress, require_calls, silent
 from latte_convert.evaluation.compare import Agreement
 from latte_convert.kernels.base import Kernel
-from latte_convert.rewrite.apply import apply
+from latte_convert.rewrite.apply import apply, attend
 
 _MODEL_OUTPUTS = ("image_embeds", "text_embeds", "logits", "last_hidden_state")
 _TOWER_OUTPUTS = ("pooler_output", "last_hidden_state")
@@ -76,16 +76,7 @@ class _Watch:
         if self.kernel is None or call.obstacle is not None:
             return None
         target = call.exact()
-        output = self.kernel.to(call.query.device)(
-            call.query,
-            call.key,
-            call.value,
-            scale=call.scale,
-            mask=call.mask,
-            causal=call.causal,
-            layout=call.layout,
-        )
-        self.agreement.add(target, output)
+        self.agreement.add(target, attend(self.kernel.to(call.query.device), call))
         return target
 
 

@@ -45,17 +45,21 @@ class Converted:
                 f"{self.site}: attention dropout of {call.dropout} has no meaning in a linear kernel. "
                 "Call model.eval(), or set the model's attention dropout to 0 to fine-tune."
             )
-        kernel: Kernel = getattr(call.module, ATTRIBUTE)
-        output: Tensor = kernel(
-            call.query,
-            call.key,
-            call.value,
-            scale=call.scale,
-            mask=call.mask,
-            causal=call.causal,
-            layout=call.layout,
-        )
-        return output
+        return attend(getattr(call.module, ATTRIBUTE), call)
+
+
+def attend(kernel: Kernel, call: AttentionCall) -> Tensor:
+    """What a kernel makes of an attention call, ``(B, H, Nq, dv)``."""
+    output: Tensor = kernel(
+        call.query,
+        call.key,
+        call.value,
+        scale=call.scale,
+        mask=call.mask,
+        causal=call.causal,
+        layout=call.layout,
+    )
+    return output
 
 
 @dataclass
