@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -22,17 +22,15 @@ from latte_convert.calibration.pipeline import (
 )
 from latte_convert.errors import CheckpointError, GateError
 from latte_convert.evaluation.fidelity import measure
+from latte_convert.evaluation.stripes import stripe_analysis
 from latte_convert.job import Job, Samples, prepare
-from latte_convert.recipe import Recipe
+from latte_convert.recipe import Candidate, Recipe
 from latte_convert.report.build import build_report
 from latte_convert.report.schema import Report
 from latte_convert.rewrite.apply import apply
 from latte_convert.rewrite.plan import Plan
 from latte_convert.selection.policy import select
 from latte_convert.selection.scores import paper_scores
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass
@@ -131,11 +129,12 @@ def score(
     revision: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
+    stripes: bool = False,
     progress: Progress = silent,
 ) -> Report:
     """Measure how sensitive each attention site is; the model is left as it was.
 
-    Arguments and errors are those of ``convert``.
+    Arguments and errors are those of ``convert``; ``stripes`` adds the stripe analysis of every head.
 
     Returns:
         A report whose ``fidelity`` is None, with the sites that the recipe would convert.
@@ -150,6 +149,9 @@ def score(
         trust_remote_code=trust_remote_code,
     )
     analyse(job, progress)
+    if stripes:
+        with job.timed("stripes"):
+            job.stripes = stripe_analysis(job.model, job.adapter, job.eligible, job.fitting, progress=progress)
     return build_report(job)
 
 
@@ -162,8 +164,17 @@ def analyse(job: Job, progress: Progress = silent) -> Plan:
     """
     recipe = job.recipe
     with job.timed("calibrate"):
-        job.fits = calibrate(job.model, job.adapter, job.eligible, job.fitting, recipe, progress)
-    failed = {name: fit.reason for name, fit in job.fits.items() if fit.kernel is None}
+        fits = calibrate(
+            job.model,
+            job.adapter,
+            job.eligible,
+            job.candidates,
+            job.fitting,
+            seed=recipe.seed,
+            progress=progress,
+        )
+    failed = {name: each[0].reason for name, each in fits.items() if all(fit.kernel is None for fit in each)}
+    job.fits = {name: each[0] for name, each in fits.items()}
     job.sites = [
         dataclasses.replace(site, eligible=False, reason=failed[site.name]) if site.name in failed else site
         for site in job.sites
@@ -198,7 +209,13 @@ def _refit(job: Job, plan: Plan, progress: Progress) -> None:
     with job.timed("refit"):
         order = execution_order(job.model, job.adapter, chosen, job.fitting)
         refits = recalibrate(
-            job.model, job.adapter, [chosen[name] for name in order], job.fitting, job.recipe, progress
+            job.model,
+            job.adapter,
+            [chosen[name] for name in order],
+            {name: Candidate(kernel=k.name, options=k.options) for name, k in job.kernels(plan.converted).items()},
+            job.fitting,
+            seed=job.recipe.seed,
+            progress=progress,
         )
     broken = [name for name, fit in refits.items() if fit.kernel is None]
     if broken:

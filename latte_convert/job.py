@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from latte_convert.adapters import AttentionSite, find_adapter
+from latte_convert.calibration.candidates import candidates
 from latte_convert.calibration.feed import BatchFeed, Feed, JoinedFeed, SampleFeed, run
-from latte_convert.calibration.fit import Fit
+from latte_convert.calibration.fit import Fit, obstacle
 from latte_convert.errors import CheckpointError, DataError, RecipeError, first_line
 from latte_convert.evaluation.fidelity import Fidelity, named_outputs
+from latte_convert.evaluation.stripes import Stripes
 from latte_convert.kernels.base import Kernel
-from latte_convert.recipe import Recipe
+from latte_convert.kernels.registry import get_kernel
+from latte_convert.recipe import Candidate, Recipe
 from latte_convert.rewrite.plan import Plan
 from latte_convert.selection.policy import restrict
 from latte_convert.selection.scores import Score
@@ -47,8 +50,10 @@ class Job:
     samples: tuple[SampleSet, ...] = ()
     processors: tuple[Processor, ...] = ()
     unexpected_keys: tuple[str, ...] = ()
+    candidates: list[Candidate] = field(default_factory=list)
     fits: dict[str, Fit] = field(default_factory=dict)
     scores: dict[str, Score] = field(default_factory=dict)
+    stripes: dict[str, Stripes] = field(default_factory=dict)
     plan: Plan | None = None
     fidelity: Fidelity | None = None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -84,9 +89,10 @@ def prepare(
     trust_remote_code: bool = False,
 ) -> Job:
     """Check everything that can be checked, samples first and weights last; see ``convert`` for the arguments."""
+    kernels = candidates(recipe)
     sources = _sample_sources(calib)
     if isinstance(model, nn.Module):
-        return _prepare_loaded(model, None if sources else calib, recipe)
+        return _prepare_loaded(model, None if sources else calib, recipe, kernels)
     if not sources:
         raise DataError("ready batches go with a loaded model; give a folder or file of samples for a checkpoint.")
     from latte_convert.adapters.resolve import resolve
@@ -109,9 +115,12 @@ def prepare(
         model=loaded,
         adapter=adapter,
         recipe=recipe,
-        sites=restrict(_reachable(adapter.sites(loaded), [p.towers(loaded) for _, p in opened]), recipe),
+        sites=_servable(
+            restrict(_reachable(adapter.sites(loaded), [p.towers(loaded) for _, p in opened]), recipe), kernels
+        ),
         fitting=JoinedFeed(fitting),
         holdout=JoinedFeed(holdout),
+        candidates=kernels,
         samples=tuple(samples for samples, _ in opened),
         processors=tuple(processor for _, processor in opened),
         source=source,
@@ -157,7 +166,7 @@ def _sample_sources(calib: Any) -> list[str | Path]:
     return []
 
 
-def _prepare_loaded(model: nn.Module, calib: Any, recipe: Recipe) -> Job:
+def _prepare_loaded(model: nn.Module, calib: Any, recipe: Recipe, kernels: list[Candidate]) -> Job:
     if calib is None:
         raise DataError(
             "a loaded model has no preprocessing of its own: give an iterable of ready batches, "
@@ -174,9 +183,10 @@ def _prepare_loaded(model: nn.Module, calib: Any, recipe: Recipe) -> Job:
         model=model.eval(),
         adapter=adapter,
         recipe=recipe,
-        sites=restrict(adapter.sites(model), recipe),
+        sites=_servable(restrict(adapter.sites(model), recipe), kernels),
         fitting=BatchFeed(batches[:-held]),
         holdout=BatchFeed(batches[-held:]),
+        candidates=kernels,
     )
 
 
@@ -235,3 +245,20 @@ def _reachable(sites: list[AttentionSite], towers: Sequence[set[str] | None]) ->
         else site
         for site in sites
     ]
+
+
+def _servable(sites: list[AttentionSite], kernels: Sequence[Candidate]) -> list[AttentionSite]:
+    """Sites that no kernel of the recipe can serve are not eligible.
+
+    Raises:
+        CheckpointError: No site is left to convert.
+    """
+    served = []
+    for site in sites:
+        reasons = [obstacle(get_kernel(each.kernel), site) for each in kernels]
+        refused = site.eligible and all(reason is not None for reason in reasons)
+        served.append(dataclasses.replace(site, eligible=False, reason=reasons[0]) if refused else site)
+    if not any(site.eligible for site in served):
+        why = "; ".join(sorted({site.reason for site in served if site.reason}))
+        raise CheckpointError(f"no attention site can be converted: {why}.")
+    return served

@@ -10,21 +10,53 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from latte_convert.errors import RecipeError, nearest
 
+DEFAULT_RATIO = 0.67
+"""Share of the eligible sites that is converted where a recipe sets no budget."""
+
+
+BUDGETS = ("ratio", "k", "max_flops", "target_speedup")
+"""The keys that say how much is converted; a recipe has at most one of them."""
+
+
+class Candidate(BaseModel):
+    """A kernel with its options.
+
+    Attributes:
+        kernel: Name of the kernel.
+        options: Keyword arguments of its constructor.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    kernel: str
+    options: dict[str, Any] = {}
+
 
 class Recipe(BaseModel):
     """Settings of a conversion; ``configs/default.yaml`` explains every key beside its default.
 
     Attributes:
-        kernel: Sub-quadratic operator that replaces softmax attention.
-        tte: Fit the anchor alpha (tunable Taylor expansion); off fixes it at 0.
-        jpn: Normalise features after squaring (joint post-squaring normalisation).
-        sigma: Fit a diagonal scale on the input of the output projection.
+        kernel: Sub-quadratic operator that replaces softmax attention; ``auto`` chooses one per site.
+        options: Options of the kernel, such as ``window`` of near_far; what is not given has the kernel's default.
+        candidates: The kernels that ``auto`` chooses from; empty means the tool's own list.
+        tte: Fit the anchor alpha (tunable Taylor expansion) of latte; off fixes it at 0.
+        jpn: Normalise the features of latte after squaring (joint post-squaring normalisation).
         granularity: One set of kernel scalars per ``layer`` or per ``head``.
+        exact_prefix: Queries of prefix tokens (CLS, registers) attend by softmax. This and the next five: None
+            is what helped the kernel on held-out samples.
+        key_shift: Subtract each head's mean key.
+        input_map: Fit a matrix per head for the queries and one for the keys, by gradient descent.
+        sigma: Fit a diagonal scale on the input of the output projection.
+        bias: Fit a constant on the input of the output projection.
+        output_map: Fit a matrix per head on the attention output, shrunk toward the identity; takes sigma's place.
         min_tokens: With fewer keys than this, a converted site runs its exact branch.
         scorer: How sensitivity is measured.
         mse_weight: Weight of the squared error in the paper's score (its lambda).
-        ratio: Share of the eligible sites to convert.
-        k: Number of sites to convert; takes the place of ``ratio``.
+        ratio: Share of the eligible sites to convert. At most one of this and the next three is given; with none,
+            as many sites are converted as keep ``min_fidelity``, or two thirds of them.
+        k: Number of sites to convert.
+        max_flops: Highest share of the exact attention FLOPs of the eligible sites that the hybrid may need.
+        target_speedup: Speed of the hybrid relative to the original, end to end, that a plan must reach.
         towers: Towers to convert (vision, text, audio, encoder, decoder); empty means all.
         include: Patterns of site names; only these are candidates. Empty means all.
         exclude: Patterns of site names that stay exact.
@@ -40,16 +72,25 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    kernel: Literal["latte"] = "latte"
+    kernel: str = "near_far"
+    options: dict[str, Any] = {}
+    candidates: tuple[Candidate, ...] = ()
     tte: bool = True
     jpn: bool = True
-    sigma: bool = True
     granularity: Literal["layer", "head"] = "layer"
+    exact_prefix: bool | None = None
+    key_shift: bool | None = None
+    input_map: bool | None = None
+    sigma: bool | None = None
+    bias: bool | None = None
+    output_map: bool | None = None
     min_tokens: int = Field(0, ge=0)
-    scorer: Literal["paper"] = "paper"
+    scorer: Literal["paper", "isolated", "greedy"] = "isolated"
     mse_weight: float = Field(10.0, ge=0)
-    ratio: float = Field(0.67, ge=0, le=1)
+    ratio: float | None = Field(None, ge=0, le=1)
     k: int | None = Field(None, ge=0)
+    max_flops: float | None = Field(None, gt=0, le=1)
+    target_speedup: float | None = Field(None, gt=0)
     towers: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -66,6 +107,17 @@ class Recipe(BaseModel):
     def _samples_suffice(self) -> Recipe:
         if self.min_samples > self.samples:
             raise ValueError(f"min_samples ({self.min_samples}) is more than samples ({self.samples})")
+        return self
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Recipe:
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are both given: a plan is made for one of them")
+        if self.candidates and self.kernel != "auto":
+            raise ValueError("candidates go with kernel: auto")
+        if self.kernel == "auto" and self.scorer == "paper":
+            raise ValueError("kernel: auto compares kernels by the final output: set scorer to isolated or greedy")
         return self
 
     @classmethod

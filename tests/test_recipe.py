@@ -16,7 +16,7 @@ def test_default_yaml_is_the_default_and_explains_every_key():
     text = (CONFIGS / "default.yaml").read_text()
     assert set(yaml.safe_load(text)) == set(Recipe.model_fields)
     for line in text.splitlines():
-        if line and not line.startswith("#"):
+        if line and not line.lstrip().startswith("#"):
             assert "#" in line, f"no explanation: {line}"
 
 
@@ -24,7 +24,8 @@ def test_paper_yaml_is_the_method_as_published():
     recipe = Recipe.from_yaml(CONFIGS / "paper.yaml")
     assert (recipe.kernel, recipe.scorer, recipe.mse_weight, recipe.ratio) == ("latte", "paper", 10.0, 0.67)
     assert (recipe.tte, recipe.jpn, recipe.sigma, recipe.granularity) == (True, True, True, "layer")
-    assert recipe.propagate_error is False
+    assert (recipe.exact_prefix, recipe.key_shift, recipe.input_map) == (False, False, False)
+    assert (recipe.bias, recipe.output_map, recipe.propagate_error) == (False, False, False)
 
 
 def test_an_option_wins_over_the_file():
@@ -38,7 +39,12 @@ def test_an_option_wins_over_the_file():
         ({"ratio": 1.5}, "ratio: Input should be less than or equal to 1"),
         ({"granularity": "channel"}, "granularity: Input should be 'layer' or 'head'"),
         ({"samples": 4, "min_samples": 8}, "min_samples (8) is more than samples (4)"),
-        ({"kernel": "late"}, "latte"),
+        ({"ratio": 0.5, "k": 3}, "ratio and k are both given"),
+        ({"k": 3, "max_flops": 0.5}, "k and max_flops are both given"),
+        ({"max_flops": 1.5}, "max_flops: Input should be less than or equal to 1"),
+        ({"candidates": [{"kernel": "elu"}]}, "candidates go with kernel: auto"),
+        ({"kernel": "auto", "scorer": "paper"}, "set scorer to isolated or greedy"),
+        ({"scorer": "papers"}, "scorer: Input should be 'paper', 'isolated' or 'greedy'"),
         ({"holdout": 0}, "holdout: Input should be greater than 0"),
         ({"ratio": float("nan")}, "ratio"),
     ],

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from latte_convert.kernels.cost import CallShape
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -21,11 +23,13 @@ class TokenLayout:
 
     Attributes:
         prefix: Number of leading tokens that are not on the grid (CLS, registers).
-        grid: ``(height, width)`` of the remaining tokens, or None for a sequence.
+        grid: ``(height, width)`` of the remaining keys, or None for a sequence.
+        aligned: Whether query ``i`` and key ``i`` are the same token (self-attention).
     """
 
     prefix: int = 0
     grid: tuple[int, int] | None = None
+    aligned: bool = True
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,21 @@ class AttentionCall:
     exact: Callable[[], Tensor]
     obstacle: str | None = None
     dropout: float = 0.0
+
+    @property
+    def shape(self) -> CallShape:
+        """What the cost of this call depends on."""
+        return CallShape(
+            queries=self.query.shape[2],
+            keys=self.key.shape[2],
+            heads=self.query.shape[1],
+            head_dim=self.query.shape[3],
+            value_dim=self.value.shape[3],
+            causal=self.causal,
+            prefix=self.layout.prefix,
+            grid=self.layout.grid,
+            aligned=self.layout.aligned,
+        )
 
     def sample(self, index: int) -> AttentionCall:
         """The same call for one sample of the batch, as a batch of one."""

@@ -1,9 +1,9 @@
-"""Transformers models: every attention module that dispatches through ``ALL_ATTENTION_FUNCTIONS``, and one more.
+"""Transformers models: every attention module that dispatches through ``ALL_ATTENTION_FUNCTIONS``, and two more.
 
 The dispatch reads the name of the implementation from the module's own ``config`` and hands the module over,
 so a site is routed by giving that one module a copy of its config with our name in it. No forward is copied,
 the other modules keep running the original code, and the model's masks are built as before. What does not dispatch
-stays exact, but for the one class that ``hf_explicit`` reads.
+stays exact, but for ``torch.nn.MultiheadAttention`` and the one class that ``hf_explicit`` reads.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +20,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from latte_convert.adapters import hf_explicit, hf_sites
-from latte_convert.adapters.base import AttentionCall, AttentionSite, Handler, TokenLayout
+from latte_convert.adapters import hf_explicit, hf_sites, mha
+from latte_convert.adapters.base import AttentionCall, AttentionSite, Handler
+from latte_convert.adapters.layout import SiteLayout, watch
 from latte_convert.adapters.masks import key_mask, shared_by_queries
 
 IMPLEMENTATION = "latte"
@@ -40,7 +42,7 @@ class _Routes:
         config: The module's own config, shared with the model, whose settings may change under way.
         eager: The function behind "eager" in the module's modelling file.
         causal: Whether the site is causal.
-        prefix: Tokens before the image grid, or None where there is no grid.
+        layout: How its tokens lie on an image.
         handlers: By order of routing; the latest one computes.
         routed: How many routes there have been.
     """
@@ -48,7 +50,7 @@ class _Routes:
     config: Any
     eager: Callable[..., tuple[Tensor, Any]]
     causal: bool
-    prefix: int | None
+    layout: SiteLayout
     handlers: dict[int, Handler] = field(default_factory=dict)
     routed: int = 0
 
@@ -88,30 +90,40 @@ class HFAdapter:
             does nothing.
         """
         module = model.get_submodule(site)
-        if hf_explicit.is_explicit(module):
-            return hf_explicit.route(module, handler)
-        routes: _Routes | None = module.__dict__.get("latte_routes")
-        if routes is None:
-            routes = _Routes(
-                module.config, _eager_function(type(module)), hf_sites.describe(model, site, module).causal,
-                hf_sites.prefix_tokens(model, site),
-            )  # fmt: skip
-            config: Any = copy.copy(module.config)
-            # The public setter would write through to shared sub-configs.
-            config._attn_implementation_internal = IMPLEMENTATION
-            module.__dict__.update(config=config, latte_routes=routes)
-        key = routes.add(handler)
-
-        def undo() -> None:
-            if routes.handlers.pop(key, None) is not None and not routes.handlers:
-                module.__dict__["config"] = routes.config
-                del module.__dict__["latte_routes"]
-
-        return undo
+        described = hf_sites.describe(model, site, module)
+        with ExitStack() as undo:
+            prefix = hf_sites.prefix_tokens(model, described)
+            layout = watch(model, site, undo, prefix=prefix, cross=described.kind == "cross")
+            if isinstance(module, nn.MultiheadAttention):
+                undo.callback(mha.route(module, handler, causal=described.causal, layout=layout))
+            elif hf_explicit.is_explicit(module):
+                undo.callback(hf_explicit.route(module, handler, layout))
+            else:
+                undo.callback(_dispatch(module, handler, described.causal, layout))
+            return undo.pop_all().close
 
     def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
         """The linear layer that reads the attention output, or None where it cannot be told."""
         return hf_sites.output_projection(model, site, model.get_submodule(site))
+
+
+def _dispatch(module: nn.Module, handler: Handler, causal: bool, layout: SiteLayout) -> Callable[[], None]:
+    """Route a module that goes through the attention interface; returns what takes the route away."""
+    routes: _Routes | None = module.__dict__.get("latte_routes")
+    if routes is None:
+        routes = _Routes(module.config, _eager_function(type(module)), causal, layout)
+        config: Any = copy.copy(module.config)
+        # The public setter would write through to shared sub-configs.
+        config._attn_implementation_internal = IMPLEMENTATION
+        module.__dict__.update(config=config, latte_routes=routes)
+    key = routes.add(handler)
+
+    def undo() -> None:
+        if routes.handlers.pop(key, None) is not None and not routes.handlers:
+            module.__dict__["config"] = routes.config
+            del module.__dict__["latte_routes"]
+
+    return undo
 
 
 def latte_attention_forward(
@@ -169,7 +181,7 @@ def latte_attention_forward(
         module=module, query=query, key=key[:, :, :keys], value=value[:, :, :keys],
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         mask=None if mask is None else mask.expand(key.shape[0], -1), causal=causal,
-        layout=_layout(queries, routes.prefix), exact=exact, obstacle=obstacle, dropout=dropout,
+        layout=routes.layout.of(queries, keys), exact=exact, obstacle=obstacle, dropout=dropout,
     )  # fmt: skip
     output = routes.handlers[max(routes.handlers)](call)
     if output is None:
@@ -209,11 +221,3 @@ def _unknown_argument(kwargs: dict[str, Any]) -> str | None:
         if value is not None and value is not False and name not in _HARMLESS:
             return f"its attention call passes '{name}', which no linear kernel honours"
     return None
-
-
-def _layout(tokens: int, prefix: int | None) -> TokenLayout:
-    """Grid of a square image; an attention module does not know the height and width of any other."""
-    if prefix is None or tokens <= prefix:
-        return TokenLayout()
-    side = int((tokens - prefix) ** 0.5)
-    return TokenLayout(prefix=prefix, grid=(side, side) if side * side == tokens - prefix else None)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from latte_convert.adapters.base import AttentionCall, Handler, TokenLayout
+from latte_convert.adapters.base import AttentionCall, Handler
+from latte_convert.adapters.layout import SiteLayout
 from latte_convert.adapters.masks import key_mask
 from latte_convert.adapters.reroute import Rerouted, reroute
 
@@ -41,10 +42,10 @@ def is_explicit(module: nn.Module) -> bool:
     )
 
 
-def route(module: nn.Module, handler: Handler) -> Callable[[], None]:
+def route(module: nn.Module, handler: Handler, layout: SiteLayout) -> Callable[[], None]:
     """Send the calls of a module that ``is_explicit`` to ``handler``; routes nest, and undo in any order."""
     if not isinstance(module.__dict__.get("forward"), Rerouted):
-        module.__dict__["forward"] = RoutedExplicit(module)
+        module.__dict__["forward"] = RoutedExplicit(module, layout=layout)
     return reroute(module, handler)
 
 
@@ -102,8 +103,8 @@ class RoutedExplicit(Rerouted):
             obstacle = str(error)
         call = AttentionCall(
             module=module, query=query, key=key, value=value, scale=scale,
-            mask=None if kept is None else kept.expand(len(key), -1), causal=False, layout=TokenLayout(),
-            exact=exact, obstacle=obstacle, dropout=dropout,
+            mask=None if kept is None else kept.expand(len(key), -1), causal=False,
+            layout=self.layout.of(query.shape[2], key.shape[2]), exact=exact, obstacle=obstacle, dropout=dropout,
         )  # fmt: skip
         return self.handlers[max(self.handlers)](call)
 

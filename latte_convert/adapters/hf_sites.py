@@ -9,7 +9,9 @@ from types import CodeType
 from typing import Literal
 
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
+from latte_convert.adapters import mha
 from latte_convert.adapters.base import AttentionSite
 from latte_convert.adapters.hf_explicit import is_explicit
 
@@ -21,7 +23,7 @@ _QUERY_NAMES = ("q_proj", "query", "query_proj", "q_lin", "q", "linear_q", "to_q
                 "value_proj")  # fmt: skip
 _OUTPUT_NAMES = ("o_proj", "out_proj", "proj", "c_proj", "dense", "output_proj", "out_lin", "o", "wo", "Wo",
                  "linear_out", "to_out", "output_dense")  # fmt: skip
-_CROSS = re.compile(r"(^|[._])(encoder_attn|cross_?attn|cross_?attention|enc_dec_attn|EncDecAttention)")
+_CROSS = re.compile(r"(^|[._])(encoder_attn|multihead_attn|cross_?attn|cross_?attention|enc_dec_attn|EncDecAttention)")
 _CALLED_ATTENTION = re.compile(r"Attention|Attn")
 
 
@@ -45,7 +47,10 @@ def describe(model: nn.Module, name: str, module: nn.Module) -> AttentionSite:
 
 
 def output_projection(model: nn.Module, name: str, module: nn.Module) -> nn.Linear | None:
-    """The layer that reads the attention output: in the module, or (BERT) in ``output`` beside it."""
+    """The layer that reads the attention output: in the module, or (BERT) in ``output`` beside it.
+
+    GPT-2's ``Conv1D``, which holds its weight transposed, is given as the linear layer that it is.
+    """
     heads, head_dim = _heads(module)
     parent = name.rpartition(".")[0]
     beside = f"{parent}.output.dense" if parent else "output.dense"
@@ -56,17 +61,31 @@ def output_projection(model: nn.Module, name: str, module: nn.Module) -> nn.Line
             continue
         if isinstance(layer, nn.Linear) and layer.in_features == heads * head_dim:
             return layer
+        if isinstance(layer, Conv1D) and layer.weight.shape[0] == heads * head_dim:
+            linear = nn.Linear(layer.weight.shape[0], layer.weight.shape[1], device="meta")
+            linear.weight, linear.bias = nn.Parameter(layer.weight.detach().T), layer.bias
+            return linear
     return None
 
 
-def prefix_tokens(model: nn.Module, name: str) -> int | None:
-    """CLS and register tokens before the patches of a vision tower; None where tokens are no image grid."""
-    if _tower(model, name) != "vision":
+def prefix_tokens(model: nn.Module, site: AttentionSite) -> int | None:
+    """CLS and register tokens before the patches among a site's keys; None where the keys are no image.
+
+    The keys are one in a vision tower, in a detector's encoder and in the cross-attention to it, and in audio towers
+    that embed patches of a spectrogram.
+    """
+    if site.tower in ("encoder", "decoder"):
+        seen = getattr(model, "main_input_name", None) == "pixel_values"
+        if not seen or (site.tower == "decoder" and site.kind == "self"):  # the latter's are object queries
+            return None
+    elif site.tower == "text":
         return None
-    for ancestor in _ancestors(model, name):
-        if (_first(ancestor, "num_windows") or 1) > 1:
+    # The keys of cross-attention are the encoder's tokens.
+    holders = [getattr(model, "encoder", model)] if site.kind == "cross" else _ancestors(model, site.name)
+    for holder in holders:
+        if (_first(holder, "num_windows") or 1) > 1:
             return None  # window by window, each with its own CLS token
-        embeddings = getattr(ancestor, "embeddings", None)
+        embeddings = getattr(holder, "embeddings", None)
         if embeddings is None:
             continue
         if isinstance(getattr(embeddings, "detection_tokens", None), Tensor):
@@ -74,7 +93,7 @@ def prefix_tokens(model: nn.Module, name: str) -> int | None:
         names = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
         tokens = [token for token in (getattr(embeddings, n, None) for n in names) if isinstance(token, Tensor)]
         return sum(token.shape[1] if token.dim() == 3 else 1 for token in tokens)
-    return None
+    return 0
 
 
 def dispatches(kind: type[nn.Module]) -> bool:
@@ -133,7 +152,7 @@ def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
     if isinstance(module, nn.MultiheadAttention):
         parent = model.get_submodule(name.rpartition(".")[0])
         probe = isinstance(getattr(parent, "probe", None), Tensor)
-        return "attention pooling by a learned probe: one query" if probe else "torch.nn.MultiheadAttention"
+        return "attention pooling by a learned probe: one query" if probe else mha.obstacle(module)
     if "Deformable" in type(module).__name__ and not dispatches(type(module)):
         return "deformable attention samples a few points: it is linear already"
     if _has_bias(model, name, module):

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from latte_convert.adapters.base import AttentionCall, AttentionSite, Handler, TokenLayout
+from latte_convert.adapters.base import AttentionCall, AttentionSite, Handler
+from latte_convert.adapters.layout import SiteLayout, watch
 from latte_convert.adapters.masks import key_mask, shared_by_queries
-from latte_convert.adapters.reroute import Rerouted, reroute, square_layout
+from latte_convert.adapters.reroute import Rerouted, reroute
 
 _CROSS = re.compile(r"(^|[._])(multihead_attn|encoder_attn|cross_?attn|cross_?attention)")
 _TOWERS = {"visual": "vision", "vision": "vision", "text": "text", "encoder": "encoder", "decoder": "decoder"}
@@ -47,7 +49,15 @@ class TorchAdapter:
 
     def route(self, model: nn.Module, site: str, handler: Handler) -> Callable[[], None]:
         """Send the calls of one attention module to ``handler``; routes nest, and undo in any order."""
-        return route(model.get_submodule(site), handler)
+        module: nn.MultiheadAttention = model.get_submodule(site)  # type: ignore[assignment]
+        tower = _tower(site)
+        cross = describe(site, module, tower=tower).kind == "cross"
+        with ExitStack() as undo:
+            # Keys of a detector are its feature map; object queries and tokens of an unknown model are none.
+            prefix = 0 if cross or tower in ("vision", "encoder") else None
+            layout = watch(model, site, undo, prefix=prefix, cross=cross)
+            undo.callback(route(module, handler, layout=layout))
+            return undo.pop_all().close
 
     def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
         """The module's ``out_proj``."""
@@ -67,7 +77,7 @@ def describe(
         causal: Whether its calls are known to be causal.
         reason: Why it must stay exact, where the caller knows; else the module's own settings decide.
     """
-    reason = reason or _obstacle(module)
+    reason = reason or obstacle(module)
     kind: Literal["self", "cross"] = "self" if module._qkv_same_embed_dim and not _CROSS.search(name) else "cross"
     return AttentionSite(
         name=name, tower=tower, kind=kind, causal=causal, heads=module.num_heads, head_dim=module.head_dim,
@@ -76,7 +86,7 @@ def describe(
 
 
 def route(
-    module: nn.Module, handler: Handler, *, causal: bool = False, prefix: int | None = None
+    module: nn.Module, handler: Handler, *, causal: bool = False, layout: SiteLayout | None = None
 ) -> Callable[[], None]:
     """Send the calls of one ``nn.MultiheadAttention`` to ``handler``.
 
@@ -85,13 +95,13 @@ def route(
         handler: Computes the attention output, or returns None for the original's.
         causal: Whether a mask with a row per query is expected to be causal; others are recognised by their values,
             which a compiled graph cannot look at.
-        prefix: Tokens before the image grid, or None where tokens are no grid.
+        layout: How its tokens lie on an image.
 
     Returns:
         A function that takes this route away; with the last one the module is as it was.
     """
     if not isinstance(module.__dict__.get("forward"), Rerouted):
-        module.__dict__["forward"] = RoutedMultihead(module, causal=causal, prefix=prefix)
+        module.__dict__["forward"] = RoutedMultihead(module, causal=causal, layout=layout)
     undo_route = reroute(module, handler)
     # A fused encoder layer checks for hooks, and for nothing else that could tell it about us.
     hook = module.register_forward_pre_hook(_keep_layer_unfused)
@@ -112,10 +122,6 @@ class RoutedMultihead(Rerouted):
 
     A handler that computes leaves no attention weights: they are None, also where ``need_weights`` asks for them.
     """
-
-    def __init__(self, module: nn.Module, *, causal: bool = False, prefix: int | None = None) -> None:
-        super().__init__(module, causal=causal, prefix=prefix or 0)
-        self.grid = prefix is not None
 
     def _rebuild(self) -> Callable[..., Any]:
         return self._forward
@@ -176,8 +182,7 @@ class RoutedMultihead(Rerouted):
         call = AttentionCall(
             module=module, query=query, key=key, value=value, scale=width**-0.5,
             mask=None if kept is None else kept.expand(batch, -1), causal=causal,
-            layout=square_layout(queries, self.prefix) if self.grid else TokenLayout(),
-            exact=exact, obstacle=obstacle, dropout=dropout,
+            layout=self.layout.of(queries, keys), exact=exact, obstacle=obstacle, dropout=dropout,
         )  # fmt: skip
         return self.handlers[max(self.handlers)](call)
 
@@ -190,7 +195,7 @@ class RoutedMultihead(Rerouted):
         return torch.nested.as_nested_tensor([row[:length] for row, length in zip(output, lengths, strict=True)])
 
 
-def _obstacle(module: nn.MultiheadAttention) -> str | None:
+def obstacle(module: nn.MultiheadAttention) -> str | None:
     """Why a module must stay exact, or None."""
     if module.bias_k is not None or module.bias_v is not None:
         return "a learned extra key and value (add_bias_kv)"

@@ -8,6 +8,7 @@ the adapter of that library.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import nn
 
 from latte_convert.adapters import mha
 from latte_convert.adapters.base import Adapter, AttentionSite, Handler
+from latte_convert.adapters.layout import watch
 from latte_convert.adapters.reroute import Rerouted, calls_sdpa, reroute
 
 _POOLING = "attention pooling by learned queries"
@@ -74,9 +76,11 @@ class OpenClipAdapter:
             return guest.adapter.route(guest.model, site[len(guest.path) + 1 :], handler)
         module, causal = model.get_submodule(site), _is_causal(model, site)
         prefix = 1 if _tower(site) == "vision" else None  # the class token
-        if isinstance(module, nn.MultiheadAttention):
-            return mha.route(module, handler, causal=causal, prefix=prefix)
-        return reroute(module, handler, causal=causal, prefix=prefix or 0)
+        route = mha.route if isinstance(module, nn.MultiheadAttention) else reroute
+        with ExitStack() as undo:
+            layout = watch(model, site, undo, prefix=prefix, cross=_is_cross(model, site))
+            undo.callback(route(module, handler, causal=causal, layout=layout))
+            return undo.pop_all().close
 
     def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
         """The linear layer that reads the attention output, or None where something stands between the two."""
@@ -111,9 +115,9 @@ def _own_site(model: nn.Module, name: str, module: nn.Module) -> list[AttentionS
     """The site of a module of open_clip's own, or none."""
     tower, causal = _tower(name), _is_causal(model, name)
     if isinstance(module, nn.MultiheadAttention):
-        pooler = isinstance(model.get_submodule(name.rpartition(".")[0]), AttentionalPooler)
-        site = mha.describe(name, module, tower=tower, causal=causal, reason=_POOLING if pooler else None)
-        return [replace(site, kind="cross") if pooler or ".cross_attn." in name else site]
+        reason = _POOLING if _in_pooler(model, name) else None
+        site = mha.describe(name, module, tower=tower, causal=causal, reason=reason)
+        return [replace(site, kind="cross") if _is_cross(model, name) else site]
     if isinstance(module, Attention):
         reason = _obstacle(module)
         return [AttentionSite(name, tower, "self", causal, module.num_heads, module.head_dim, reason is None, reason)]
@@ -140,6 +144,14 @@ def _obstacle(module: Attention) -> str | None:
 def _tower(name: str) -> str:
     first = name.partition(".")[0]
     return {"visual": "vision", "text_decoder": "decoder"}.get(first, "text")
+
+
+def _in_pooler(model: nn.Module, name: str) -> bool:
+    return isinstance(model.get_submodule(name.rpartition(".")[0]), AttentionalPooler)
+
+
+def _is_cross(model: nn.Module, name: str) -> bool:
+    return ".cross_attn." in name or _in_pooler(model, name)
 
 
 def _is_causal(model: nn.Module, name: str) -> bool:

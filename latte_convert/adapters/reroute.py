@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.base import AttentionCall, Handler, TokenLayout
+from latte_convert.adapters.base import AttentionCall, Handler
+from latte_convert.adapters.layout import SiteLayout
 from latte_convert.adapters.masks import key_mask
 
 _SDPA = "scaled_dot_product_attention"
@@ -36,15 +37,15 @@ class Rerouted:
     Attributes:
         module: The module.
         causal: Whether the site is causal where the call does not say.
-        prefix: Number of leading tokens that are not on the grid.
+        layout: How its tokens lie on an image.
         handlers: By order of routing; the latest one computes.
         replaced: The module's own values of the attributes that it has otherwise while it is routed.
     """
 
-    def __init__(self, module: nn.Module, *, causal: bool = False, prefix: int = 0) -> None:
+    def __init__(self, module: nn.Module, *, causal: bool = False, layout: SiteLayout | None = None) -> None:
         self.module = module
         self.causal = causal
-        self.prefix = prefix
+        self.layout = layout or SiteLayout()
         self.handlers: dict[int, Handler] = {}
         self.replaced: dict[str, Any] = {}
         self.routed = 0
@@ -93,7 +94,7 @@ class Rerouted:
             scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
             mask=None if mask is None else mask.expand(key.shape[0], -1),
             causal=causal,
-            layout=square_layout(query.shape[2], self.prefix),
+            layout=self.layout.of(query.shape[2], key.shape[2]),
             exact=exact,
             obstacle=obstacle,
             dropout=dropout_p,
@@ -140,7 +141,7 @@ def reroute(
     handler: Handler,
     *,
     causal: bool = False,
-    prefix: int = 0,
+    layout: SiteLayout | None = None,
     attributes: Mapping[str, Any] | None = None,
 ) -> Callable[[], None]:
     """Send the attention of a module to ``handler``; routes nest, and can be undone in any order.
@@ -149,7 +150,7 @@ def reroute(
         module: A module whose class ``calls_sdpa``.
         handler: Computes the attention output, or returns None for the original's.
         causal: Whether the site is causal where the call does not say.
-        prefix: Number of leading tokens that are not on the grid.
+        layout: How its tokens lie on an image; the first route's holds for all of them.
         attributes: Values that attributes of the module have while it is routed, such as the switch of a library
             between SDPA and arithmetic of its own.
 
@@ -158,7 +159,7 @@ def reroute(
     """
     rerouted = module.__dict__.get("forward")
     if not isinstance(rerouted, Rerouted):
-        rerouted = Rerouted(module, causal=causal, prefix=prefix)
+        rerouted = Rerouted(module, causal=causal, layout=layout)
         rerouted.replaced = {name: module.__dict__[name] for name in attributes or {}}
         module.__dict__.update(attributes or {}, forward=rerouted)
     rerouted.routed += 1
@@ -189,9 +190,3 @@ def _four(mask: Tensor | None) -> Tensor | None:
     if mask is None:
         return None
     return mask.reshape((1,) * (4 - mask.dim()) + mask.shape) if mask.dim() < 4 else mask
-
-
-def square_layout(tokens: int, prefix: int) -> TokenLayout:
-    """The grid of a square image behind some prefix tokens; none where the count is no square."""
-    side = int(max(tokens - prefix, 0) ** 0.5)
-    return TokenLayout(prefix=prefix, grid=(side, side) if side and side * side == tokens - prefix else None)

@@ -9,11 +9,13 @@ import dis
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from latte_convert.adapters.base import AttentionSite, Handler
+from latte_convert.adapters.layout import watch
 from latte_convert.adapters.reroute import calls_sdpa, reroute
 
 # Attributes of attention modules, or of the modules around them, that add to the logits by relative position.
@@ -57,7 +59,10 @@ class TimmAdapter:
         """
         module = model.get_submodule(site)
         fused = {"fused_attn": True} if "fused_attn" in module.__dict__ else {}
-        return reroute(module, handler, prefix=_prefix_tokens(model, site), attributes=fused)
+        with ExitStack() as undo:
+            layout = watch(model, site, undo, prefix=_prefix_tokens(model, site))
+            undo.callback(reroute(module, handler, layout=layout, attributes=fused))
+            return undo.pop_all().close
 
     def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
         """The linear layer that reads the attention output; None behind a norm or a gate, or where there is none."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,36 @@ from latte_convert.errors import CheckpointError, IntegrityError
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.names import is_ours
-from latte_convert.rewrite.apply import apply
+from latte_convert.rewrite.apply import Applied, apply
+
+if TYPE_CHECKING:
+    from latte_convert.adapters.base import Adapter
+    from latte_convert.adapters.checkpoint import Checkpoint
+
+
+@dataclass
+class Artifact:
+    """An artifact that was read: the original, and the kernels that make a hybrid of it.
+
+    Attributes:
+        path: Its directory.
+        model: The original, in eval mode.
+        adapter: The adapter of its library.
+        kernels: The kernel of each converted site, by name.
+        manifest: What the artifact records.
+        source: The checkpoint inside it, for processors and modalities.
+    """
+
+    path: Path
+    model: nn.Module
+    adapter: Adapter
+    kernels: dict[str, Kernel]
+    manifest: Manifest
+    source: Checkpoint
+
+    def convert(self) -> Applied:
+        """Turn ``model`` into the hybrid, in place; ``undo`` of the handle, or its end as a context, turns it back."""
+        return apply(self.model, self.adapter, self.kernels, min_tokens=self.manifest.min_tokens)
 
 
 def load(directory: str | Path, *, device: str = "cpu", trust_remote_code: bool = False) -> nn.Module:
@@ -31,6 +62,16 @@ def load(directory: str | Path, *, device: str = "cpu", trust_remote_code: bool 
     Raises:
         IntegrityError: A tensor is missing, unknown, or of another shape than the manifest says.
         CheckpointError: There is no such directory, or the original in it cannot be loaded.
+    """
+    artifact = open_artifact(directory, device=device, trust_remote_code=trust_remote_code)
+    artifact.convert()
+    return artifact.model
+
+
+def open_artifact(directory: str | Path, *, device: str = "cpu", trust_remote_code: bool = False) -> Artifact:
+    """Read an artifact without converting its model, to run original and hybrid beside each other.
+
+    Args and errors are those of ``load``.
     """
     from latte_convert.adapters import find_adapter
 
@@ -58,8 +99,8 @@ def load(directory: str | Path, *, device: str = "cpu", trust_remote_code: bool 
     strange = sorted(set(unexpected) - set(manifest.source.unexpected_keys))
     if strange:
         raise IntegrityError(f"{path} holds tensors that the model does not know: {', '.join(strange[:5])}.")
-    apply(model, find_adapter(model), kernels, min_tokens=manifest.min_tokens)
-    return model.to(device)
+    model = model.to(device)
+    return Artifact(path, model, find_adapter(model), kernels, manifest, source)
 
 
 def _resolution(manifest: Manifest) -> int | None:
@@ -90,14 +131,14 @@ def _build(site: SiteRecord, tensors: dict[str, Tensor]) -> Kernel:
             f"{site.name}: the manifest's options do not fit kernel '{site.kernel}': {error}."
         ) from None
     with torch.no_grad():
-        for name, parameter in kernel.named_parameters():
+        for name, tensor in kernel.state_dict().items():
             key = f"{site.name}.latte.{name}"
             if key not in tensors:
                 raise IntegrityError(f"tensor '{key}' is missing: the artifact is incomplete. Convert again.")
-            tensor = tensors.pop(key)
-            if tensor.shape != parameter.shape:
+            stored = tensors.pop(key)
+            if stored.shape != tensor.shape:
                 raise IntegrityError(
-                    f"tensor '{key}' has shape {tuple(tensor.shape)}, the manifest implies {tuple(parameter.shape)}."
+                    f"tensor '{key}' has shape {tuple(stored.shape)}, the manifest implies {tuple(tensor.shape)}."
                 )
-            parameter.copy_(tensor)
+            tensor.copy_(stored)
     return kernel

@@ -129,7 +129,7 @@ def _manifest(
         sites=[
             SiteRecord(
                 name=site.name,
-                kernel=plan.kernel,
+                kernel=plan.kernels[site.name],
                 heads=site.heads,
                 head_dim=site.head_dim,
                 causal=site.causal,

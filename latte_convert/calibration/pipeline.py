@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from latte_convert.adapters.base import Adapter, AttentionCall, AttentionSite, Handler
 from latte_convert.calibration.capture import routed
 from latte_convert.calibration.feed import Feed, run
-from latte_convert.calibration.fit import Fit, LatteFit
+from latte_convert.calibration.fit import Fit, SiteFit
 from latte_convert.errors import CheckpointError
 from latte_convert.kernels.base import Kernel
-from latte_convert.recipe import Recipe
+from latte_convert.recipe import Candidate
 from latte_convert.rewrite.apply import apply
 
 Progress = Callable[[str, int], Callable[[], None]]
@@ -30,19 +30,21 @@ class _Stop(Exception):
 
 
 class _Recorder:
-    """Handler that lets a fit watch a site while the original computes it."""
+    """Handler that lets fits watch a site while the original computes it."""
 
-    def __init__(self, fit: LatteFit) -> None:
-        self.fit = fit
+    def __init__(self, fits: Sequence[SiteFit]) -> None:
+        self.fits = fits
         self.calls = 0
 
     def __call__(self, call: AttentionCall) -> Tensor | None:
         self.calls += 1
         if call.obstacle is not None:
-            self.fit.failure = call.obstacle
+            for fit in self.fits:
+                fit.failure = call.obstacle
             return None
         target = call.exact()
-        self.fit.observe(call, target)
+        for fit in self.fits:
+            fit.observe(call, target)
         return target
 
 
@@ -50,62 +52,77 @@ def calibrate(
     model: nn.Module,
     adapter: Adapter,
     sites: Sequence[AttentionSite],
+    candidates: Sequence[Candidate],
     feed: Feed,
-    recipe: Recipe,
+    *,
+    seed: int = 0,
     progress: Progress = silent,
-) -> dict[str, Fit]:
-    """Fit every site on the inputs it gets in the original model.
+) -> dict[str, list[Fit]]:
+    """Fit every candidate kernel to every site, on the inputs the site gets in the original model.
 
     Args:
         model: The original model; only read.
         adapter: The adapter of its library.
         sites: The sites to fit.
+        candidates: The kernels to fit.
         feed: Calibration inputs.
-        recipe: Granularity and switches.
+        seed: Seed of the choice of tokens.
         progress: Told of every sample.
 
     Returns:
-        The fit of each site, by name.
+        The fits of each site, by name, in the order of the candidates.
 
     Raises:
         CheckpointError: A site is never called, so what it computes is not what the model uses.
     """
-    fits = {site.name: LatteFit(site, recipe, adapter.output_projection(model, site.name)) for site in sites}
-    passes = max((fit.passes for fit in fits.values()), default=0)
+    fits = {
+        site.name: [SiteFit(site, c, adapter.output_projection(model, site.name), seed) for c in candidates]
+        for site in sites
+    }
+    passes = max((fit.passes for each in fits.values() for fit in each), default=0)
     advance = progress("Calibrating", passes * len(feed))
     for _ in range(passes):
-        recorders = {name: _Recorder(fit) for name, fit in fits.items()}
+        recorders = {name: _Recorder(each) for name, each in fits.items()}
         with routed(model, adapter, recorders):
             for inputs in feed:
                 run(model, inputs)
                 advance()
         require_calls({name: recorder.calls for name, recorder in recorders.items()})
-        for fit in fits.values():
-            fit.end_pass()
-    return {name: fit.result() for name, fit in fits.items()}
+        for each in fits.values():
+            for fit in each:
+                fit.end_pass()
+    return {name: [fit.result() for fit in each] for name, each in fits.items()}
 
 
 def recalibrate(
     model: nn.Module,
     adapter: Adapter,
     sites: Sequence[AttentionSite],
+    candidates: Mapping[str, Candidate],
     feed: Feed,
-    recipe: Recipe,
+    *,
+    seed: int = 0,
     progress: Progress = silent,
 ) -> dict[str, Fit]:
     """Fit sites one after another, each on the inputs it gets behind the converted ones before it.
 
     The order is that of execution; each pass stops at the site it is for. The model is left as it was.
 
-    Args and errors are those of ``calibrate``.
+    Args:
+        model: As in ``calibrate``.
+        adapter: As in ``calibrate``.
+        sites: The sites, in order of execution.
+        candidates: The kernel that each of them gets, by name.
+        feed: As in ``calibrate``.
+        seed: As in ``calibrate``.
+        progress: As in ``calibrate``.
     """
     fits: dict[str, Fit] = {}
     kernels: dict[str, Kernel] = {}
-    passes = 3 if recipe.sigma else 2
-    advance = progress("Refitting on converted inputs", passes * len(feed) * len(sites))
-    for site in sites:
-        fit = LatteFit(site, recipe, adapter.output_projection(model, site.name))
-        recorder = _Recorder(fit)
+    work = [SiteFit(site, candidates[site.name], adapter.output_projection(model, site.name), seed) for site in sites]
+    advance = progress("Refitting on converted inputs", sum(fit.passes for fit in work) * len(feed))
+    for fit in work:
+        site, recorder = fit.site, _Recorder([fit])
 
         def stop_after(call: AttentionCall, recorder: _Recorder = recorder) -> Tensor | None:
             recorder(call)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from latte_convert.cli import artifact, conversion, schema
+from latte_convert.cli import artifact, bench, conversion, evaluation, report, schema
 from latte_convert.cli.console import interrupt, note
 from latte_convert.errors import LatteError
 
@@ -24,9 +24,12 @@ app = typer.Typer(
 
 app.command("score")(conversion.score)
 app.command("convert")(conversion.convert)
+app.command("eval")(evaluation.evaluate)
+app.command("bench")(bench.bench)
 app.command("inspect")(artifact.inspect)
 app.command("verify")(artifact.verify)
 app.command("restore")(artifact.restore)
+app.command("report")(report.report)
 app.command("schema")(schema.schema)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from latte_convert.calibration.feed import Feed, Inputs, run
 from latte_convert.calibration.pipeline import Progress, require_calls, silent
 from latte_convert.evaluation.compare import Agreement
 from latte_convert.kernels.base import Kernel
+from latte_convert.kernels.cost import CallShape
 from latte_convert.rewrite.apply import apply, attend
 
 _MODEL_OUTPUTS = ("image_embeds", "text_embeds", "logits", "last_hidden_state")
@@ -37,7 +38,7 @@ class Fidelity:
         outputs: Agreement of every floating-point output of the model.
         blocks: Agreement of the output of every block that holds a site.
         sites: Agreement of each kernel's attention output with the exact one, on the original's inputs.
-        shapes: Mean number of queries and keys of each site, and the channels per head of query and key.
+        shapes: What each site's calls look like, with the mean number of queries and keys.
         primaries: The output that stands for the model, or for each tower that samples reach.
         original_ms: Median wall time of the original on one sample.
         hybrid_ms: Median wall time of the hybrid on one sample.
@@ -46,7 +47,7 @@ class Fidelity:
     outputs: dict[str, Agreement] = field(default_factory=dict)
     blocks: dict[str, Agreement] = field(default_factory=dict)
     sites: dict[str, Agreement] = field(default_factory=dict)
-    shapes: dict[str, tuple[float, float, int]] = field(default_factory=dict)
+    shapes: dict[str, CallShape] = field(default_factory=dict)
     primaries: set[str] = field(default_factory=set)
     original_ms: float = 0.0
     hybrid_ms: float = 0.0
@@ -63,16 +64,12 @@ class _Watch:
     def __init__(self, kernel: Kernel | None) -> None:
         self.kernel = kernel
         self.agreement = Agreement()
-        self.queries: list[int] = []
-        self.keys: list[int] = []
+        self.shapes: list[CallShape] = []
         self.prefix = 0
-        self.head_dim = 0
 
     def __call__(self, call: AttentionCall) -> Tensor | None:
-        self.queries.append(call.query.shape[2])
-        self.keys.append(call.key.shape[2])
+        self.shapes.append(call.shape)
         self.prefix = call.layout.prefix
-        self.head_dim = call.query.shape[3]
         if self.kernel is None or call.obstacle is not None:
             return None
         target = call.exact()
@@ -136,13 +133,18 @@ def measure(
         advance()
     require_calls(calls)
     result.sites = {name: watches[name].agreement for name in kernels}
-    result.shapes = {
-        name: (statistics.fmean(watch.queries), statistics.fmean(watch.keys), watch.head_dim)
-        for name, watch in watches.items()
-        if watch.keys
-    }
+    result.shapes = {name: _mean_shape(watch.shapes) for name, watch in watches.items() if watch.shapes}
     result.original_ms, result.hybrid_ms = statistics.median(original_ms), statistics.median(hybrid_ms)
     return result
+
+
+def _mean_shape(shapes: Sequence[CallShape]) -> CallShape:
+    """The shape of a typical call: the one where all are alike, mean numbers of tokens where they are not."""
+    if len(set(shapes)) == 1:
+        return shapes[0]
+    queries = round(statistics.fmean(shape.queries for shape in shapes))
+    keys = round(statistics.fmean(shape.keys for shape in shapes))
+    return replace(shapes[0], queries=queries, keys=keys, grid=None)
 
 
 def named_outputs(output: Any, prefix: int = 0) -> Iterator[tuple[str, Tensor]]:

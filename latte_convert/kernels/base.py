@@ -1,44 +1,93 @@
-"""The one signature that every attention kernel has."""
+"""The one signature that every attention kernel has, and what any of them can be given on top."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from latte_convert.errors import UsageError
+from latte_convert.kernels.cost import CallShape, softmax_flops
+from latte_convert.kernels.softmax import softmax_attention
 
 if TYPE_CHECKING:
     from latte_convert.adapters.base import TokenLayout
 
 
+class Extras(TypedDict, total=False):
+    """Options that every kernel takes; all off by default, none of them changes the order of the cost in N.
+
+    Attributes:
+        exact_prefix: Queries of prefix tokens (CLS, registers) attend by softmax: O(N) for each of them.
+        key_shift: Subtract a constant vector per head from the keys. Softmax does not notice; a feature map does.
+        input_map: Multiply queries and keys by fitted matrices, one of each per head.
+        sigma: Scale each output channel.
+        bias: Add a constant to each output channel.
+        output_map: Multiply each head's output by a matrix.
+    """
+
+    exact_prefix: bool
+    key_shift: bool
+    input_map: bool
+    sigma: bool
+    bias: bool
+    output_map: bool
+
+
 class Kernel(nn.Module, ABC):
     """An attention operator on the heads of one site, after projection, QK-norm and rotary embedding.
+
+    A subclass computes ``attend``; ``forward`` surrounds it with the extras.
 
     Attributes:
         name: What recipes and manifests call it.
         causal_form: Whether ``causal=True`` is supported.
+        cross_form: Whether queries and keys may be different tokens.
+        folds_sigma: Whether ``attend`` scales its output by ``sigma`` itself.
+        recommended: The extras that help this kernel on held-out samples of real models.
         heads: Number of heads.
-        head_dim: Channels per head of query and key.
+        head_dim: Channels per head of value, and of query and key.
         options: Keyword arguments that build an equal kernel, as manifests record them (JSON values).
+        shift: ``(H, d)`` or None. With ``query_map`` and ``key_map``, ``(H, d, d)``, ``sigma`` and ``bias``,
+            ``(H·dv,)``, and ``output_map``, ``(H, dv, dv)``, the parameters of the extras; float32.
 
     Args:
         heads: Number of heads.
         head_dim: Channels per head.
+        **extras: See ``Extras``.
     """
 
     name: ClassVar[str]
     causal_form: ClassVar[bool]
+    cross_form: ClassVar[bool] = True
+    folds_sigma: ClassVar[bool] = False
+    recommended: ClassVar[Extras] = {}
 
-    def __init__(self, heads: int, head_dim: int) -> None:
+    def __init__(self, heads: int, head_dim: int, **extras: Unpack[Extras]) -> None:
         super().__init__()
+        unknown = sorted(set(extras) - set(Extras.__annotations__))
+        if unknown:
+            raise TypeError(f"{self.name} has no option '{unknown[0]}'")
         self.heads = heads
         self.head_dim = head_dim
-        self.options: dict[str, Any] = {}
+        self.options: dict[str, Any] = {key: value for key, value in sorted(extras.items()) if value}
+        self.exact_prefix = extras.get("exact_prefix", False)
+        channels = heads * head_dim
 
-    @abstractmethod
+        def parameter(option: str, initial: Tensor) -> nn.Parameter | None:
+            return nn.Parameter(initial) if extras.get(option) else None
+
+        self.shift = parameter("key_shift", torch.zeros(heads, head_dim))
+        self.query_map = parameter("input_map", torch.eye(head_dim).repeat(heads, 1, 1))
+        self.key_map = parameter("input_map", torch.eye(head_dim).repeat(heads, 1, 1))
+        self.sigma = parameter("sigma", torch.ones(channels))
+        self.bias = parameter("bias", torch.zeros(channels))
+        self.output_map = parameter("output_map", torch.eye(head_dim).repeat(heads, 1, 1))
+
     def forward(
         self,
         query: Tensor,
@@ -63,7 +112,94 @@ class Kernel(nn.Module, ABC):
 
         Returns:
             ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key.
+
+        Raises:
+            UsageError: ``mask`` is not a boolean key mask.
         """
+        check_mask(mask, key)
+        prefix = self.exact_rows(query.shape[2], causal=causal, layout=layout)
+        exact = None
+        if prefix:
+            exact = softmax_attention(query[:, :, :prefix], key, value, scale=scale, mask=mask)
+            query = query[:, :, prefix:]
+        query, key = self.reframe(query, key)
+        out = self.attend(query, key, value, scale=scale, mask=mask, causal=causal, layout=layout)
+        out = self.adjust(out, mask, key.shape[2] if causal else None)
+        return out if exact is None else torch.cat([exact.to(out.dtype), out], dim=2)
+
+    def exact_rows(self, queries: int, *, causal: bool, layout: TokenLayout | None) -> int:
+        """How many of the first queries attend by softmax."""
+        if not self.exact_prefix or causal or layout is None or not layout.aligned:
+            return 0
+        return min(layout.prefix, queries)
+
+    def reframe(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys as ``attend`` gets them: ``key_shift``, then ``input_map``."""
+        if self.shift is not None:
+            key = key - self.shift[:, None].to(key.dtype)
+        if self.query_map is not None and self.key_map is not None:
+            query, key = query @ self.query_map.to(query.dtype), key @ self.key_map.to(key.dtype)
+        return query, key
+
+    @abstractmethod
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        mask: Tensor | None,
+        causal: bool,
+        layout: TokenLayout | None,
+    ) -> Tensor:
+        """The kernel proper; arguments as in ``forward``.
+
+        With ``exact_prefix`` the queries begin behind the prefix: there are ``layout.prefix`` fewer than keys.
+        """
+
+    def adjust(self, out: Tensor, mask: Tensor | None, causal_keys: int | None = None) -> Tensor:
+        """``sigma``, then ``output_map``, then ``bias`` on an attention output ``(B, H, Nq, dv)``, in float32."""
+        sigma = None if self.folds_sigma else self.sigma
+        if sigma is None and self.output_map is None and self.bias is None:
+            return out
+        wide = out.to(torch.promote_types(out.dtype, torch.float32))
+        if sigma is not None:
+            wide = wide * sigma.to(wide.dtype).reshape(self.heads, 1, -1)
+        if self.output_map is not None:
+            wide = wide @ self.output_map.to(wide.dtype)
+        if self.bias is not None:
+            bias = self.bias.to(wide.dtype).reshape(self.heads, 1, -1)
+            if mask is not None:  # a row that sees no key stays zero
+                bias = bias * mask.any(-1)[:, None, None, None]
+            blind = 0 if causal_keys is None else max(wide.shape[2] - causal_keys, 0)
+            wide = torch.cat([wide[:, :, :blind], wide[:, :, blind:] + bias], dim=2) if blind else wide + bias
+        return wide.to(out.dtype)
+
+    def summary(self) -> dict[str, Tensor]:
+        """Fitted scalars that a report shows, by name: few, each of shape ``(1,)`` or ``(H,)``."""
+        return {}
+
+    def flops(self, shape: CallShape) -> int:
+        """All matmuls of one call on one sample, extras included, 2 FLOPs per multiply-add.
+
+        Elementwise work is left out, as ``torch.utils.flop_counter`` does.
+        """
+        rows = shape
+        prefix = 0
+        if self.exact_prefix and shape.aligned and not shape.causal:
+            prefix = min(shape.prefix, shape.queries)
+            rows = replace(shape, queries=shape.queries - prefix)
+        total = softmax_flops(replace(shape, queries=prefix)) + self.attend_flops(rows)
+        if self.query_map is not None:
+            total += 2 * (rows.queries + rows.keys) * rows.heads * rows.head_dim**2
+        if self.output_map is not None:
+            total += 2 * rows.queries * rows.heads * rows.value_dim**2
+        return total
+
+    @abstractmethod
+    def attend_flops(self, shape: CallShape) -> int:
+        """Matmuls of ``attend``; ``shape.queries`` is without prefix rows that are exact."""
 
 
 def check_mask(mask: Tensor | None, key: Tensor) -> None:

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from typing_extensions import Unpack
 
-from latte_convert.kernels.base import Kernel, check_mask
+from latte_convert.kernels.base import Extras, Kernel, check_mask
+from latte_convert.kernels.cost import CallShape
+from latte_convert.kernels.linear import causal_sums, divided, linear_flops, no_autocast
 
 if TYPE_CHECKING:
     from latte_convert.adapters.base import TokenLayout
-
-# Tokens a causal step handles pairwise. At d = dv = chunk the pairwise block, the running state and the
-# values all take the same memory, so nothing larger than the inputs is ever allocated.
-CAUSAL_CHUNK = 64
 
 
 class LatteKernel(Kernel):
     """``sigma ⊙ latte_attention(query, key, value)`` with the five scalars of a site and its output scale.
 
     ``alpha, delta_q, delta_k, beta_q, beta_k`` start as the plain expansion around 0 (``alpha = 0``, the rest
-    1), ``sigma`` as 1; calibration fits them and fine-tuning may go on from there. All are float32.
+    1); calibration fits them and fine-tuning may go on from there. All are float32.
 
     Args:
         heads: Number of heads.
         head_dim: Channels per head of query, key and value.
         granularity: ``layer``: scalars of shape ``(1,)``; ``head``: of shape ``(heads,)``.
-        sigma: Whether there is an output scale, of shape ``(heads * head_dim,)``.
         tte: Whether ``alpha`` is read; without it the anchor is 0.
         jpn: Whether the squares are normalised.
+        **extras: See ``Extras``.
     """
 
     name = "latte"
     causal_form = True
+    folds_sigma = True
+    recommended: ClassVar[Extras] = {"exact_prefix": True, "sigma": True}
 
     def __init__(
         self,
@@ -43,12 +42,12 @@ class LatteKernel(Kernel):
         head_dim: int,
         *,
         granularity: Literal["layer", "head"] = "layer",
-        sigma: bool = True,
         tte: bool = True,
         jpn: bool = True,
+        **extras: Unpack[Extras],
     ) -> None:
-        super().__init__(heads, head_dim)
-        self.options = {"granularity": granularity, "sigma": sigma, "tte": tte, "jpn": jpn}
+        super().__init__(heads, head_dim, **extras)
+        self.options |= {"granularity": granularity, "tte": tte, "jpn": jpn}
         self.tte = tte
         self.jpn = jpn
         groups = heads if granularity == "head" else 1
@@ -57,18 +56,17 @@ class LatteKernel(Kernel):
         self.delta_k = nn.Parameter(torch.ones(groups, dtype=torch.float32))
         self.beta_q = nn.Parameter(torch.ones(groups, dtype=torch.float32))
         self.beta_k = nn.Parameter(torch.ones(groups, dtype=torch.float32))
-        self.sigma = nn.Parameter(torch.ones(heads * head_dim, dtype=torch.float32)) if sigma else None
 
-    def forward(
+    def attend(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         *,
         scale: float,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        layout: TokenLayout | None = None,
+        mask: Tensor | None,
+        causal: bool,
+        layout: TokenLayout | None,
     ) -> Tensor:
         """Attend; see ``Kernel.forward``."""
         return latte_attention(
@@ -87,6 +85,16 @@ class LatteKernel(Kernel):
             tte=self.tte,
             jpn=self.jpn,
         )
+
+    @torch.no_grad()
+    def summary(self) -> dict[str, Tensor]:
+        """``alpha``, and the ratio of the other four, which is all that matters of them."""
+        ratio = self.delta_q * self.delta_k / (self.beta_q * self.beta_k)
+        return {"alpha": self.alpha.detach(), "ratio": ratio}
+
+    def attend_flops(self, shape: CallShape) -> int:
+        """``K~ᵀ[V, 1]`` and ``Q^`` times it; causal, what the chunked prefix sums compute."""
+        return linear_flops(shape, shape.head_dim, padding=1)
 
     def extra_repr(self) -> str:
         """Settings shown by ``print(model)``."""
@@ -159,7 +167,7 @@ def latte_attention(
     """
     check_mask(mask, key)
     wide = torch.promote_types(query.dtype, torch.float32)
-    with _no_autocast(query.device.type):
+    with no_autocast(query.device.type):
         anchor = alpha.to(wide) if tte else torch.zeros(1, dtype=wide, device=query.device)
         # The slope of the root is infinite at alpha = 1; a floor below float32's resolution keeps it finite.
         shift = (1 - anchor).clamp_min(1e-12).sqrt().reshape(-1, 1, 1)
@@ -240,40 +248,9 @@ def _summary(key: Tensor, value: Tensor, seen: Tensor, settings: _Settings) -> t
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, settings: _Settings) -> Tensor:
-    """Chunked prefix sums: pairwise inside a chunk of ``CAUSAL_CHUNK`` tokens, a running state before it."""
-    queries, keys = query.shape[-2], key.shape[-2]
-    blind = max(queries - keys, 0)  # leading queries that see no key
-    past = max(keys - queries, 0)  # leading keys that every query sees
+    """Chunked prefix sums, with the padding feature beside the others."""
     features = _key_features(key, seen, settings)
-    value = F.pad(value, (0, 1), value=1.0)  # the last column of every product is the divisor
-    seen = seen.expand_as(value[..., :1])
-    k, s, v = (_chunked(tokens[..., past:, :]) for tokens in (features, seen, value))
-    state = _before(k.mT @ v, features[..., :past, :].mT @ value[..., :past, :])
-    base = _before(s.mT @ v, seen[..., :past, :].mT @ value[..., :past, :])
-
-    psi, size = (_chunked(tokens) for tokens in _features(query[..., blind:, :], settings))
-    q, size = settings.delta[:, None] * psi, settings.beta[:, None] * size
-    pairs = (q @ k.mT + size * s.mT).tril()
-    out = (pairs @ v + q @ state + size * base).flatten(2, 3)[..., : queries - blind, :]
-    divisor = out[..., -1:]
-    out = out[..., :-1] / divisor.masked_fill(divisor == 0, 1)
-    return F.pad(out if settings.sigma is None else out * settings.sigma, (0, 0, blind, 0))
-
-
-def _chunked(tokens: Tensor) -> Tensor:
-    """``(B, H, N, c)`` to ``(B, H, chunks, CAUSAL_CHUNK, c)``, filled up with zeros."""
-    missing = -tokens.shape[-2] % CAUSAL_CHUNK
-    padded = F.pad(tokens, (0, 0, 0, missing))
-    return padded.reshape(*tokens.shape[:2], -1, CAUSAL_CHUNK, tokens.shape[-1])
-
-
-def _before(sums: Tensor, initial: Tensor) -> Tensor:
-    """Sum of what precedes each chunk: added up, never subtracted, so that nothing can leak backwards."""
-    return torch.cat([initial.unsqueeze(2), sums[:, :, :-1]], dim=2).cumsum(2)
-
-
-def _no_autocast(device_type: str) -> AbstractContextManager[object]:
-    """Autocast would undo the float32 of the matmuls; left alone where it is off, for export's sake."""
-    if torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return nullcontext()
+    psi, size = _features(query, settings)
+    sums = causal_sums(settings.delta * psi, features, value, padding=(settings.beta * size, seen))
+    out = divided(sums)
+    return out if settings.sigma is None else out * settings.sigma

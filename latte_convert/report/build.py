@@ -13,7 +13,9 @@ import torch
 from latte_convert.adapters import AttentionSite
 from latte_convert.bench.flops import attention_flops
 from latte_convert.evaluation.compare import Agreement
-from latte_convert.kernels.latte import LatteKernel
+from latte_convert.evaluation.stripes import correlation
+from latte_convert.kernels.base import Kernel
+from latte_convert.kernels.exact import ExactKernel
 from latte_convert.report.schema import (
     AgreementReport,
     CalibrationReport,
@@ -21,10 +23,12 @@ from latte_convert.report.schema import (
     FidelityReport,
     FitReport,
     FlopsReport,
+    HeadStripes,
     Report,
     ScoreReport,
     SiteReport,
     SourceReport,
+    StripesReport,
 )
 from latte_convert.runtime.device import library_versions, peak_memory_bytes, tool_version
 
@@ -48,6 +52,7 @@ def build_report(job: Job) -> Report:
         converted=converted,
         fidelity=_fidelity(job.fidelity, len(job.holdout)) if job.fidelity else None,
         cost=_cost(job, job.fidelity, set(converted)) if job.fidelity else None,
+        stripes=_stripes(job) if job.stripes else None,
         warnings=list(job.warnings),
     )
 
@@ -111,12 +116,11 @@ def _site(job: Job, site: AttentionSite, converted: bool) -> SiteReport:
     )
 
 
-def _fit(kernel: LatteKernel, error: float | None, heldout: Agreement | None) -> FitReport:
-    with torch.no_grad():
-        ratio = kernel.delta_q * kernel.delta_k / (kernel.beta_q * kernel.beta_k)
+def _fit(kernel: Kernel, error: float | None, heldout: Agreement | None) -> FitReport:
     return FitReport(
-        alpha=kernel.alpha.tolist(),
-        ratio=ratio.tolist(),
+        kernel=kernel.name,
+        options=kernel.options,
+        parameters={name: values.tolist() for name, values in kernel.summary().items()},
         calibration_error=_finite(error),
         heldout_cosine=_finite(heldout.cosine) if heldout else None,
     )
@@ -139,23 +143,34 @@ def _fidelity(fidelity: Fidelity, samples: int) -> FidelityReport:
     )
 
 
+def _stripes(job: Job) -> StripesReport:
+    sites = {
+        name: [
+            HeadStripes(
+                column_strength=head.column_strength,
+                row_strength=head.row_strength,
+                keys=[token.index for token in head.keys],
+                queries=[token.index for token in head.queries],
+            )
+            for head in each.heads
+        ]
+        for name, each in job.stripes.items()
+    }
+    scores = {name: score.value for name, score in job.scores.items()}
+    return StripesReport(sites=sites, correlation=correlation(job.stripes, scores))
+
+
 def _cost(job: Job, fidelity: Fidelity, converted: set[str]) -> CostReport:
     sums = {"true": [0.0, 0.0], "paper": [0.0, 0.0]}
     for site in job.sites:
         if site.name not in fidelity.shapes:
             continue
-        queries, keys, head_dim = (round(n) for n in fidelity.shapes[site.name])
-        linear = site.name in converted and keys >= job.recipe.min_tokens
-        for column, kernel in enumerate(("exact", job.recipe.kernel if linear else "exact")):
-            flops = attention_flops(
-                kernel,
-                queries=queries,
-                keys=keys,
-                heads=site.heads,
-                head_dim=head_dim,
-                value_dim=site.head_dim,
-                causal=site.causal,
-            )
+        shape = fidelity.shapes[site.name]
+        exact = ExactKernel(site.heads, site.head_dim)
+        kernel = job.fits[site.name].kernel if site.name in converted else None
+        linear = kernel is not None and shape.keys >= job.recipe.min_tokens
+        for column, used in enumerate((exact, kernel if linear and kernel else exact)):
+            flops = attention_flops(used, shape)
             sums["true"][column] += flops.true
             sums["paper"][column] += flops.paper
     added = sum(p.numel() for k in job.kernels(job.plan.converted if job.plan else ()).values() for p in k.parameters())
@@ -163,7 +178,7 @@ def _cost(job: Job, fidelity: Fidelity, converted: set[str]) -> CostReport:
     return CostReport(
         parameters=sum(p.numel() for p in job.model.parameters() if id(p) not in ours),
         parameters_added=added,
-        tokens={name: keys for name, (_, keys, _) in fidelity.shapes.items()},
+        tokens={name: float(shape.keys) for name, shape in fidelity.shapes.items()},
         flops=FlopsReport(original=sums["true"][0], hybrid=sums["true"][1]),
         flops_paper=FlopsReport(original=sums["paper"][0], hybrid=sums["paper"][1]),
         forward_ms={"original": fidelity.original_ms, "hybrid": fidelity.hybrid_ms},

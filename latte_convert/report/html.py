@@ -1,33 +1,47 @@
 """The report as one self-contained HTML page: what a person looks at before shipping a hybrid.
 
-Everything that needs arithmetic (verdict, scales, positions) is computed here; the template only lays out.
-Horizontal positions are percentages, so that a drawing fits any width without scaling its text.
+Everything that needs arithmetic (verdict, scales, positions) is computed in Python; the templates only lay out.
 """
 
 from __future__ import annotations
 
-import json
+import base64
+import io
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from decimal import ROUND_FLOOR, Decimal
 from functools import cache
 from importlib import resources
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TypeVar
 
-from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup, escape
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
-from latte_convert.report.schema import Report, SiteReport
+from latte_convert.report import text
+from latte_convert.report.axes import MARKS
+from latte_convert.report.charts import block_chart, sensitivity_bars, sensitivity_scale
+from latte_convert.report.compare import flops_share
+from latte_convert.report.curves import VARIANTS, bench_charts, comparison_chart, frontier_chart
+from latte_convert.report.schema import AttentionMap, Heatmap, Report
 
-LOG_SPAN = 100.0
-"""Scores that differ by more than this factor (two decades) are drawn on a logarithmic scale."""
+_T = TypeVar("_T")
 
 SAME_SPEED = 0.03
 """Forward times closer than this share of each other are called equal: a median of few runs shows no less."""
 
-_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+FEW_SAMPLES = 16
+"""Below so many held-out samples the page warns that their mean may be off."""
+
+SCORERS = {
+    "paper": "How far each block\u2019s output moves when every site is converted",
+    "isolated": "How far the final output moves when a site is the only one that is converted",
+    "greedy": "How far the final output moves when a site is converted behind those that were chosen before it",
+}
+"""What the sensitivity of a site means, by the recipe's scorer."""
+
+RAMP = ((0xFB, 0xF5, 0xEA), (0xE2, 0xA3, 0x65), (0x8C, 0x4A, 0x12), (0x24, 0x11, 0x02))
+"""Colours of a map, from no attention to its peak: lightness falls all the way, so it also reads without colour."""
 
 
 @dataclass(frozen=True)
@@ -47,64 +61,6 @@ VERDICTS = (
     Verdict(-math.inf, "below 0.85", "far from the original", "Do not deploy without checking your task."),
 )
 """Best first. Rules of thumb for reading a cosine, not a promise about any task."""
-
-
-@dataclass(frozen=True)
-class Tick:
-    """A labelled position on an axis; ``at`` in percent (horizontal) or in user units (vertical)."""
-
-    at: float
-    label: str
-
-
-@dataclass(frozen=True)
-class Scale:
-    """From a score to a bar's length in percent."""
-
-    log: bool
-    low: float
-    high: float
-    ticks: tuple[Tick, ...]
-
-    def position(self, value: float) -> float:
-        """Length of the bar of ``value``; a score that a log scale cannot hold has none."""
-        if not self.log:
-            share = value / self.high
-        elif value <= 0:
-            share = 0.0
-        else:
-            share = (math.log10(value) - self.low) / (self.high - self.low)
-        return round(100 * min(max(share, 0.0), 1.0), 2)
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One site in the sensitivity chart; ``length`` in percent, None where there is no finite score."""
-
-    site: SiteReport
-    value: float | None
-    length: float | None
-
-
-@dataclass(frozen=True)
-class Point:
-    """One block of the fidelity chart: ``x`` in percent, ``y`` in percent of the height, from the top."""
-
-    number: int
-    name: str
-    x: float
-    y: float
-    converted: bool
-
-
-@dataclass(frozen=True)
-class BlockChart:
-    """Cosine of every block against its position."""
-
-    points: tuple[Point, ...]
-    low: str
-    ticks: tuple[Tick, ...]
-    numbered: tuple[Point, ...]
 
 
 def write_html(report: Report, path: Path) -> None:
@@ -129,21 +85,55 @@ def render_html(report: Report) -> str:
     scores = [site.score.value for site in report.sites if site.score and site.score.value is not None]
     scale = sensitivity_scale(scores)
     primary = fidelity.outputs[fidelity.primary].cosine if fidelity else None
-    return _template().render(
+    return _template("report.html.j2").render(
         report=report,
-        # A path is long and says where it was made; its last part names the model. Provenance gives all of it.
-        name=PurePath(report.source.id).name if PurePath(report.source.id).is_absolute() else report.source.id,
-        kernel=report.recipe.get("kernel", "linear attention"),
+        name=model_name(report),
+        kernels=kernel_counts(report),
         primary=primary,
         verdicts=VERDICTS,
         verdict=None if primary is None else verdict_of(primary),
         worst=_worse_output(report),
+        few_samples=FEW_SAMPLES,
         below_min_tokens=_below_min_tokens(report),
+        scorer=SCORERS.get(str(report.recipe.get("scorer")), "How far outputs move when sites are converted"),
+        several_kernels="," in kernel_counts(report),
         scale=scale,
         bars=sensitivity_bars(report.sites, scale),
         chart=block_chart(report),
+        frontier=frontier_chart(report.frontier or ()),
+        curves=bench_charts(report.bench),
         speed=_speed(report),
     )
+
+
+def render_comparison(reports: Mapping[str, Report]) -> str:
+    """Render several reports side by side as one HTML page without any outside reference.
+
+    Args:
+        reports: At least two, by the name that heads their column.
+
+    Returns:
+        The page; equal reports give equal text.
+    """
+    return _template("compare.html.j2").render(
+        reports=reports,
+        outputs=_union(report.fidelity.outputs if report.fidelity else () for report in reports.values()),
+        sites=_union((site.name for site in report.sites) for report in reports.values()),
+        evaluations=_union(
+            ((evaluation.task, metric) for evaluation in report.evaluations or () for metric in evaluation.metrics)
+            for report in reports.values()
+        ),
+        chart=comparison_chart(reports),
+        model_name=model_name,
+        kernel_counts=kernel_counts,
+        verdict_of=verdict_of,
+        flops_share=flops_share,
+    )
+
+
+def _union(groups: Iterable[Iterable[_T]]) -> list[_T]:
+    """Everything that any group holds, once, in order of first appearance."""
+    return list(dict.fromkeys(item for group in groups for item in group))
 
 
 def verdict_of(cosine: float) -> Verdict:
@@ -151,60 +141,18 @@ def verdict_of(cosine: float) -> Verdict:
     return next(verdict for verdict in VERDICTS if cosine >= verdict.floor)
 
 
-def sensitivity_scale(values: Sequence[float]) -> Scale:
-    """A scale that holds every value: from zero, or logarithmic where the range spans over two decades."""
-    positive = [value for value in values if value > 0]
-    if not positive:
-        return Scale(False, 0.0, 1.0, (Tick(0.0, "0"), Tick(100.0, "1")))
-    if max(positive) / min(positive) > LOG_SPAN:
-        return _log_scale(min(positive), max(positive))
-    step = 10 ** math.floor(math.log10(max(positive)))
-    step = next(step * factor for factor in (0.2, 0.25, 0.5, 1, 2, 2.5) if max(positive) <= 5 * step * factor)
-    count = math.ceil(max(positive) / step)
-    ticks = tuple(Tick(round(100 * i / count, 2), f"{i * step:.3g}") for i in range(count + 1))
-    return Scale(False, 0.0, count * step, ticks)
+def model_name(report: Report) -> str:
+    """What the page calls the model; of a path, which is long and says where it was made, only the last part."""
+    path = PurePath(report.source.id)
+    return path.name if path.is_absolute() else report.source.id
 
 
-def _log_scale(smallest: float, largest: float) -> Scale:
-    # Starts below the smallest value, not at it, so that no bar vanishes.
-    low, high = math.ceil(math.log10(smallest)) - 1, math.ceil(math.log10(largest))
-    stride = math.ceil((high - low) / 6)
-    ticks = tuple(
-        Tick(round(100 * (power - low) / (high - low), 2), f"10{str(power).translate(_SUPERSCRIPT)}")
-        for power in range(low, high + 1, stride)
-    )
-    return Scale(True, low, high, ticks)
-
-
-def sensitivity_bars(sites: Sequence[SiteReport], scale: Scale) -> list[Bar]:
-    """A bar for every eligible site, in order of the module tree."""
-    bars = []
-    for site in sites:
-        if site.eligible:
-            value = site.score.value if site.score else None
-            bars.append(Bar(site, value, None if value is None else scale.position(value)))
-    return bars
-
-
-def block_chart(report: Report) -> BlockChart | None:
-    """Where each block's cosine goes, on an axis that ends at 1 and starts at a round number below all."""
-    if report.fidelity is None or not report.fidelity.blocks:
-        return None
-    cosines = {name: agreement.cosine for name, agreement in report.fidelity.blocks.items()}
-    lost = max(1 - min(cosines.values()), 0.0)
-    span = next((s for s in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if lost <= s), 2.0)
-    points = tuple(
-        Point(
-            number=i + 1,
-            name=name,
-            x=round(100 * (i + 0.5) / len(cosines), 2),
-            y=round(100 * min(max((1 - cosine) / span, 0.0), 1.0), 2),
-            converted=any(site == name or site.startswith(f"{name}.") for site in report.converted),
-        )
-        for i, (name, cosine) in enumerate(cosines.items())
-    )
-    ticks = tuple(Tick(100 * share, f"{1 - span * share:.4g}") for share in (0.0, 0.5, 1.0))
-    return BlockChart(points, ticks[-1].label, ticks, points[:: math.ceil(len(points) / 12)])
+def kernel_counts(report: Report) -> str:
+    """The kernels of the converted sites, the most frequent first: ``near_far``, or ``5 near_far, 3 latte``."""
+    counts = Counter(site.fit.kernel for site in report.sites if site.converted and site.fit)
+    if len(counts) > 1:
+        return ", ".join(f"{number} {name}" for name, number in counts.most_common())
+    return next(iter(counts), "linear attention")
 
 
 def _worse_output(report: Report) -> str | None:
@@ -240,59 +188,47 @@ def _speed(report: Report) -> str | None:
     return f"The hybrid was {original / hybrid:.2f} times faster here."
 
 
+def heatmap_uri(map_: AttentionMap, heatmap: Heatmap) -> str:
+    """A map as a PNG of one pixel per cell, in a ``data:`` address."""
+    from PIL import Image
+
+    rows, columns = map_.shape
+    image = Image.frombytes("P", (columns, rows), base64.b64decode(heatmap.levels))
+    image.putpalette([channel for level in range(256) for channel in ramp(level / 255)])
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def ramp(share: float) -> tuple[int, int, int]:
+    """The colour at ``share`` (0 to 1) of the way along ``RAMP``."""
+    at = share * (len(RAMP) - 1)
+    index = min(int(at), len(RAMP) - 2)
+    low, high = RAMP[index], RAMP[index + 1]
+    red, green, blue = (round(a + (b - a) * (at - index)) for a, b in zip(low, high, strict=True))
+    return red, green, blue
+
+
 @cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+def _template(name: str) -> Template:
+    def load(name: str) -> str:
+        return resources.files("latte_convert.report").joinpath(name).read_text(encoding="utf-8")
+
+    environment = Environment(loader=FunctionLoader(load), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.globals.update(
-        cosine=_cosine,
-        number=_number,
-        flops=_flops,
-        size=_size,
-        count=_count,
-        values=_values,
-        setting=_setting,
-        dotted=_dotted,
+        cosine=text.cosine,
+        number=text.number,
+        percent=text.percent,
+        flops=text.flops,
+        size=text.size,
+        count=text.count,
+        values=text.values,
+        setting=text.setting,
+        options=text.options,
+        dotted=text.dotted,
+        heatmap_uri=heatmap_uri,
+        marks=MARKS,
+        variants=VARIANTS,
+        ramp=[f"rgb{colour}" for colour in RAMP],
     )
-    source = resources.files("latte_convert.report").joinpath("report.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(source)
-
-
-def _dotted(name: str) -> Markup:
-    """A module's name, escaped, that a narrow column breaks after its dots."""
-    return Markup(".<wbr>").join(escape(part) for part in name.split("."))
-
-
-def _cosine(value: float) -> str:
-    """Rounded down, so that what is shown never looks better than the verdict."""
-    return str(Decimal(repr(value)).quantize(Decimal("0.0001"), ROUND_FLOOR))
-
-
-def _number(value: float) -> str:
-    """Three significant digits, trailing zeros kept."""
-    return f"{value:#.3g}".rstrip(".") if abs(value) < 999.5 else f"{value:,.0f}"
-
-
-def _flops(value: float) -> str:
-    for unit, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
-        if value >= scale:
-            return f"{value / scale:.3f} {unit}FLOPs"
-    return f"{value:,.0f} FLOPs"
-
-
-def _size(value: int) -> str:
-    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _values(values: Sequence[float]) -> str:
-    """The value of a layer, or the range over its heads."""
-    if len(values) == 1:
-        return _number(values[0])
-    return f"{_number(min(values))} to {_number(max(values))} ({len(values)} heads)"
-
-
-def _setting(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return environment.get_template(name)

@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from latte_convert.bench.result import BenchReport
+from latte_convert.evaluation.result import EvalReport
+
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -40,10 +43,13 @@ class ScoreReport(_Model):
 
 
 class FitReport(_Model):
-    """Parameters of a fitted kernel."""
+    """A fitted kernel."""
 
-    alpha: list[float] = Field(description="Anchor of the Taylor expansion: one for the layer, or one per head.")
-    ratio: list[float] = Field(description="(delta_q delta_k) / (beta_q beta_k), all that matters of the four.")
+    kernel: str = Field(description="Name of the kernel.")
+    options: dict[str, Any] = Field(description="Its settings, as the manifest records them.")
+    parameters: dict[str, list[float]] = Field(
+        description="Fitted scalars, one for the layer or one per head, such as alpha and ratio of latte."
+    )
     calibration_error: float | None = Field(
         description="Relative squared error of the module output on the calibration samples it was fitted to."
     )
@@ -116,6 +122,75 @@ class SourceReport(_Model):
     sha256: dict[str, str] = Field(description="SHA-256 of each weight file; empty for a model given in memory.")
 
 
+class FrontierPoint(_Model):
+    """A plan that was weighed: what it would cost, and how far it was from the original."""
+
+    converted: int = Field(description="Number of sites it converts.")
+    kernels: dict[str, int] = Field(description="How many of them each kernel gets.")
+    flops_share: float = Field(description="Attention FLOPs of all sites over those of exact attention.")
+    predicted_error: float | None = Field(description="1 - cosine of the primary output that the scores predict.")
+    cosine: float | None = Field(description="Mean cosine of the primary output, measured on calibration samples.")
+    chosen: bool = Field(description="Whether this plan was carried out.")
+
+
+class Heatmap(_Model):
+    """An attention matrix of one head, summed over blocks of keys and averaged over blocks of queries."""
+
+    levels: str = Field(
+        description="Base64 of one byte per cell, row by row: the share of the queries' attention that goes to the "
+        "keys of the cell is peak * (byte / 255)^2."
+    )
+    peak: float = Field(description="The share that byte 255 stands for; equal for both maps of a head.")
+    columns: list[int] = Field(description="Cells of the column stripes: keys that queries in general attend to.")
+    rows: list[int] = Field(description="Cells of the row stripes: queries that attend to at least half of the keys.")
+
+
+class HeadShares(_Model):
+    """Stripes of a head in its maps, and how far the maps are apart."""
+
+    exact_columns: float = Field(description="Share of the attention mass in the column stripes, exact attention.")
+    exact_rows: float = Field(description="Share of the attention mass in the row stripes, exact attention.")
+    converted_columns: float = Field(description="The same of the kernel's attention.")
+    converted_rows: float = Field(description="The same of the kernel's attention.")
+    moved: float = Field(description="Share of the attention that goes to other cells than before, 0 to 1.")
+
+
+class AttentionMap(_Model):
+    """What a converted site attends to on one held-out sample, by softmax and by its kernel.
+
+    It holds attention only, nothing of the sample.
+    """
+
+    site: str
+    kernel: str
+    queries: int = Field(description="Number of query tokens, before they were put into cells.")
+    keys: int = Field(description="Number of key tokens.")
+    prefix: int = Field(description="Leading tokens (CLS, registers) with a cell of their own.")
+    shape: tuple[int, int] = Field(description="Cells: rows (queries) and columns (keys).")
+    heads: list[HeadShares]
+    head: int = Field(description="The head that is drawn: the one that moved most.")
+    exact: Heatmap
+    converted: Heatmap
+
+
+class HeadStripes(_Model):
+    """Stripes of one head: the exact attention, every row scaled to unit length, fitted by 1 s_c^T + s_r 1^T."""
+
+    column_strength: float = Field(description="Share of the energy in the column stripe 1 s_c^T.")
+    row_strength: float = Field(description="Share of the energy in the row stripe s_r 1^T.")
+    keys: list[int] = Field(description="Tokens with a column stripe, strongest first; -1 is a sequence's last one.")
+    queries: list[int] = Field(description="Tokens with a row stripe, strongest first; -1 is a sequence's last one.")
+
+
+class StripesReport(_Model):
+    """Column and row stripes of the exact attention of every site that was looked at."""
+
+    sites: dict[str, list[HeadStripes]] = Field(description="One entry per head, by site.")
+    correlation: float | None = Field(
+        description="Rank correlation of a site's stripe strength with its sensitivity; null with too few sites."
+    )
+
+
 class Report(_Model):
     """The whole report of a conversion, or of a scoring (then ``fidelity`` is null)."""
 
@@ -131,3 +206,8 @@ class Report(_Model):
     fidelity: FidelityReport | None
     cost: CostReport | None
     warnings: list[str]
+    frontier: list[FrontierPoint] | None = Field(None, description="Plans that were weighed against each other.")
+    maps: list[AttentionMap] | None = Field(None, description="Attention of some heads on one held-out sample.")
+    stripes: StripesReport | None = None
+    bench: BenchReport | None = Field(None, description="What latte bench measured.")
+    evaluations: list[EvalReport] | None = Field(None, description="What latte eval measured.")

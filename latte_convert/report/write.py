@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from latte_convert.artifact.files import write_json
@@ -30,16 +31,30 @@ def write_report(report: Report, path: Path) -> None:
     Raises:
         OutputError: The file cannot be written.
     """
+    if path.suffix == ".html":
+        _write(path, lambda temporary: write_html(report, temporary))
+    else:
+        _write(path, lambda temporary: write_json(temporary, report.model_dump(mode="json")))
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a page as UTF-8, whole or not at all.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    _write(path, lambda temporary: temporary.write_bytes(text.encode()))
+
+
+def _write(path: Path, fill: Callable[[Path], object]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
         temporary = Path(name)
         try:
-            if path.suffix == ".html":
-                write_html(report, temporary)
-            else:
-                write_json(temporary, report.model_dump(mode="json"))
+            fill(temporary)
+            temporary.chmod(path.stat().st_mode if path.exists() else 0o644)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

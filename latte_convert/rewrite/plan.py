@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from latte_convert.adapters.base import AttentionSite
@@ -12,13 +13,13 @@ class Plan:
     """The immutable result of selection.
 
     Attributes:
-        kernel: Name of the kernel that the converted sites get.
         converted: Sites to convert, in order of the module tree.
         kept: Sites that stay exact, in order of the module tree.
+        kernels: Name of the kernel that each converted site gets, by site.
         min_tokens: With fewer keys than this, a converted site runs its exact branch.
     """
 
-    kernel: str
     converted: tuple[AttentionSite, ...]
     kept: tuple[AttentionSite, ...]
+    kernels: Mapping[str, str]
     min_tokens: int = 0

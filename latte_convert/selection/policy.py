@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from latte_convert.adapters.base import AttentionSite
 from latte_convert.errors import CheckpointError, RecipeError, nearest
-from latte_convert.recipe import Recipe
+from latte_convert.recipe import DEFAULT_RATIO, Recipe
 from latte_convert.rewrite.plan import Plan
+from latte_convert.selection.budget import most_robust
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -69,13 +70,52 @@ def _left_out(site: AttentionSite, recipe: Recipe) -> str | None:
     return "excluded by the recipe" if _any(recipe.exclude, site.name) else None
 
 
+def count(sites: Sequence[AttentionSite], recipe: Recipe) -> int | None:
+    """How many sites a recipe converts; None where a budget of fidelity or cost decides.
+
+    Args:
+        sites: All sites, after ``restrict``.
+        recipe: ``k``, or the ``ratio`` of eligible sites, or neither.
+
+    Raises:
+        RecipeError: ``k`` is more than there are eligible sites.
+    """
+    eligible = sum(site.eligible for site in sites)
+    if recipe.k is not None:
+        if recipe.k > eligible:
+            raise RecipeError(f"k is {recipe.k}, but only {eligible} of {len(sites)} sites are eligible.")
+        return recipe.k
+    ratio = recipe.ratio
+    if ratio is None:
+        if any(limit is not None for limit in (recipe.max_flops, recipe.target_speedup, recipe.min_fidelity)):
+            return None
+        ratio = DEFAULT_RATIO
+    return round(ratio * eligible)
+
+
+def plan(sites: Sequence[AttentionSite], kernels: Mapping[str, str], recipe: Recipe) -> Plan:
+    """The plan that gives some of the sites a kernel each.
+
+    Args:
+        sites: All sites, after ``restrict``.
+        kernels: Name of the kernel of each site to convert, by site.
+        recipe: ``min_tokens``.
+    """
+    return Plan(
+        converted=tuple(site for site in sites if site.name in kernels),
+        kept=tuple(site for site in sites if site.name not in kernels),
+        kernels={site.name: kernels[site.name] for site in sites if site.name in kernels},
+        min_tokens=recipe.min_tokens,
+    )
+
+
 def select(sites: Sequence[AttentionSite], scores: Mapping[str, float], recipe: Recipe) -> Plan:
-    """Convert the most robust eligible sites.
+    """Convert the most robust eligible sites to the one kernel of the recipe.
 
     Args:
         sites: All sites, after ``restrict``.
         scores: Sensitivity of each eligible site; a site with an infinite one is never chosen.
-        recipe: ``k``, or the ``ratio`` of eligible sites, and the kernel.
+        recipe: ``k``, or the ``ratio`` of eligible sites (all of them where neither decides), and the kernel.
 
     Returns:
         The plan. Equal scores go by the order of the module tree.
@@ -83,17 +123,10 @@ def select(sites: Sequence[AttentionSite], scores: Mapping[str, float], recipe: 
     Raises:
         RecipeError: ``k`` is more than there are eligible sites.
     """
-    eligible = [site for site in sites if site.eligible]
-    if recipe.k is not None and recipe.k > len(eligible):
-        raise RecipeError(f"k is {recipe.k}, but only {len(eligible)} of {len(sites)} sites are eligible.")
-    wanted = recipe.k if recipe.k is not None else round(recipe.ratio * len(eligible))
-    usable = [site for site in eligible if scores[site.name] < float("inf")]
-    chosen = {site.name for site in sorted(usable, key=lambda site: scores[site.name])[:wanted]}
-    return Plan(
-        kernel=recipe.kernel,
-        converted=tuple(site for site in sites if site.name in chosen),
-        kept=tuple(site for site in sites if site.name not in chosen),
-        min_tokens=recipe.min_tokens,
+    errors = {site.name: [scores[site.name]] for site in sites if site.eligible}
+    wanted = count(sites, recipe)
+    return plan(
+        sites, dict.fromkeys(most_robust(errors, len(errors) if wanted is None else wanted), recipe.kernel), recipe
     )
 
 

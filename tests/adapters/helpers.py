@@ -42,7 +42,7 @@ def latte_kernels(model: nn.Module, names: Iterable[str] | None = None) -> dict[
     sites = {site.name: site for site in find_sites(model) if site.eligible}
     kernels = {}
     for name in sites if names is None else names:
-        kernel = LatteKernel(sites[name].heads, sites[name].head_dim, granularity="head")
+        kernel = LatteKernel(sites[name].heads, sites[name].head_dim, granularity="head", sigma=True)
         with torch.no_grad():
             kernel.alpha.copy_(torch.linspace(-0.5, 0.5, kernel.heads))
             kernel.sigma.copy_(torch.linspace(0.8, 1.2, kernel.sigma.numel()))  # type: ignore[union-attr]

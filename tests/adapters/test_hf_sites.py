@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as hf
-from tiny_models import BY_NAME, FAMILIES, NOT_CONVERTIBLE, Family, build, pixels
+from tiny_models import BY_NAME, FAMILIES, NOT_CONVERTIBLE, Family, build
 from torch import Tensor, nn
 
-from latte_convert.adapters import AttentionCall, TokenLayout, enclosing_block, find_adapter, find_sites
+from latte_convert.adapters import AttentionCall, enclosing_block, find_adapter, find_sites
 from latte_convert.adapters.hf import HFAdapter
 from latte_convert.calibration.capture import routed
 from latte_convert.errors import CheckpointError
@@ -93,27 +93,6 @@ def test_heads_and_head_dim_are_those_of_the_calls(family: Family) -> None:
     assert shapes == {name: (site.heads, site.head_dim) for name, site in sites.items()}
 
 
-@pytest.mark.parametrize(
-    ("family", "size", "expected"),
-    [
-        ("dinov2", (32, 32), TokenLayout(1, (4, 4))),
-        ("dinov2", (32, 40), TokenLayout(1, None)),  # 20 patches: no square
-        ("dinov2_with_registers", (32, 32), TokenLayout(4, (4, 4))),
-        ("dinov3_vit", (32, 32), TokenLayout(4, (4, 4))),
-        ("deit", (32, 32), TokenLayout(2, (4, 4))),
-        ("yolos", (32, 32), TokenLayout(0, None)),  # detection tokens follow the patches
-        ("rf_detr", (64, 64), TokenLayout(0, None)),  # a CLS token before the patches of each window
-    ],
-)
-def test_layout_tells_prefix_and_grid(family: str, size: tuple[int, int], expected: TokenLayout) -> None:
-    model = build(family)
-    site = next(site.name for site in find_sites(model) if site.eligible)
-    layouts: list[TokenLayout] = []
-    with routed(model, ADAPTER, {site: lambda call: layouts.append(call.layout)}), torch.no_grad():
-        model(**pixels(1, *size))
-    assert layouts == [expected]
-
-
 def test_conditional_detr_looks_up_twice_the_channels_it_reads() -> None:
     """Content and position are concatenated in query and key; ``head_dim``, and so ``sigma``, is the value's."""
     model = build("conditional_detr")
@@ -139,21 +118,26 @@ def test_an_unwindowed_rf_detr_has_no_windowed_layer() -> None:
     assert [(site.tower, site.eligible) for site in sites] == [("vision", True)] * 2
 
 
-def test_layout_of_siglip_and_text() -> None:
-    model = build("siglip")
-    layouts: dict[str, TokenLayout] = {}
-    sites = ["vision_model.encoder.layers.0.self_attn", "text_model.encoder.layers.0.self_attn"]
-    handlers = {name: (lambda call, name=name: layouts.update({name: call.layout})) for name in sites}
-    with routed(model, ADAPTER, handlers), torch.no_grad():
-        model(**BY_NAME["siglip"].inputs())
-    assert layouts == {sites[0]: TokenLayout(0, (4, 4)), sites[1]: TokenLayout()}
-
-
 def test_plain_torch_attention_is_listed() -> None:
     model = build("bert")
-    model.extra = nn.MultiheadAttention(32, 4)
-    site = find_sites(model)[-1]
-    assert (site.name, site.eligible, site.reason) == ("extra", False, "torch.nn.MultiheadAttention")
+    model.extra = nn.MultiheadAttention(32, 4, add_zero_attn=True)
+    model.multihead_attn = nn.MultiheadAttention(32, 4)
+    extra, plain = find_sites(model)[-2:]
+    assert (extra.name, extra.eligible, extra.reason) == (
+        "extra", False, "an extra key and value of zeros (add_zero_attn)",
+    )  # fmt: skip
+    assert (plain.name, plain.kind, plain.eligible) == ("multihead_attn", "cross", True)
+
+
+def test_gpt2_holds_its_output_projection_transposed() -> None:
+    config = hf.GPT2Config(
+        n_embd=32, n_layer=1, n_head=4, vocab_size=60, n_positions=16, bos_token_id=2, eos_token_id=3
+    )
+    model = hf.GPT2Model(config).eval()
+    projection = ADAPTER.output_projection(model, "h.0.attn")
+    assert projection is not None
+    x = torch.randn(2, 5, 32)
+    torch.testing.assert_close(projection(x), model.h[0].attn.c_proj(x), rtol=0, atol=0)
 
 
 def test_bert_decoder_has_causal_self_and_plain_cross_attention() -> None:

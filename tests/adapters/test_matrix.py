@@ -21,7 +21,7 @@ def test_convert_save_reload_restore(family, tmp_path):
     names = eligible(model)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     batch = family.inputs()
-    result = latte_convert.convert(model, [batch] * 3, recipe=Recipe(ratio=0.67, samples=3))
+    result = latte_convert.convert(model, [batch] * 3, recipe=Recipe(kernel="latte", ratio=0.67, samples=3))
     assert len(result.report.converted) == round(0.67 * len(names))
     assert set(result.report.converted) <= set(names)
 

@@ -337,7 +337,7 @@ def test_a_model_without_attention_is_refused() -> None:
 def test_conversion_of_a_model_in_memory(tmp_path: Any) -> None:
     model = _encoder()
     batches = [{"src": torch.randn(2, 5, 16), "src_key_padding_mask": PADDED} for _ in range(6)]
-    result = latte_convert.convert(model, batches, recipe=Recipe(samples=6, ratio=0.67))
+    result = latte_convert.convert(model, batches, recipe=Recipe(kernel="latte", samples=6, ratio=0.67))
     assert len(result.report.converted) == 2
     assert result.report.fidelity.outputs["output"].cosine > 0.5
     assert sum(key.endswith(".latte.alpha") for key in model.state_dict()) == 2

@@ -24,7 +24,7 @@ from latte_convert.cli.app import main
 from latte_convert.errors import CheckpointError, DataError, IntegrityError, RecipeError
 from latte_convert.recipe import Recipe
 
-RECIPE = Recipe(samples=6, ratio=0.5)
+RECIPE = Recipe(kernel="latte", samples=6, ratio=0.5)
 PREPROCESS = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4], "interpolation": "bilinear", "resize_mode": "squash"}
 
 

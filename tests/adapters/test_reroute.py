@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention
 
-from latte_convert.adapters import AttentionCall
+from latte_convert.adapters import AttentionCall, TokenLayout
+from latte_convert.adapters.layout import MapSize, SiteLayout
 from latte_convert.adapters.reroute import Rerouted, calls_sdpa, reroute, with_globals
 
 
@@ -61,6 +62,12 @@ class Unrelated(Base):
 
 
 SPELLINGS = [ByF, ByTorch, ByNN, ByAlias, ByName, Decorated]
+
+
+def _map(height: int, width: int) -> MapSize:
+    seen = MapSize()
+    seen.size = (height, width)
+    return seen
 
 
 def zeros(call: AttentionCall) -> Tensor:
@@ -126,7 +133,7 @@ def test_arguments_reach_the_handler() -> None:
     mask[1, ..., 9:] = False
     seen: list[AttentionCall] = []
     expected = module(q, attn_mask=mask, scale=0.25)
-    undo = reroute(module, seen.append, prefix=3)
+    undo = reroute(module, seen.append, layout=SiteLayout(prefix=3, maps=(_map(4, 2), _map(9, 1))))
     assert torch.equal(module(q, attn_mask=mask, scale=0.25), expected)
     undo()
     (call,) = seen
@@ -134,7 +141,7 @@ def test_arguments_reach_the_handler() -> None:
     assert (call.scale, call.causal, call.dropout, call.obstacle) == (0.25, False, 0.0, None)
     assert call.mask is not None
     assert call.mask.sum(1).tolist() == [12, 9]
-    assert (call.layout.prefix, call.layout.grid) == (3, (3, 3))
+    assert call.layout == TokenLayout(3, (9, 1), aligned=True)
     torch.testing.assert_close(call.exact() + 1, expected)
 
 

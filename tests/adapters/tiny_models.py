@@ -613,3 +613,17 @@ def build(name: str, attention: str = "sdpa") -> nn.Module:
     if attention != "sdpa":  # the default; convolutional backbones refuse to be told so
         model.set_attn_implementation(attention)
     return model
+
+
+class TorchDetector(nn.Module):
+    """The original DETR in short, of PyTorch's own layers; as many object queries as positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Conv2d(3, 16, 8, 8)
+        self.transformer = nn.Transformer(16, 2, 1, 1, 32, 0.0, batch_first=True)
+        self.query = nn.Parameter(torch.randn(1, 24, 16))
+
+    def forward(self, image: Tensor) -> Tensor:
+        output: Tensor = self.transformer(self.backbone(image).flatten(2).mT, self.query)
+        return output

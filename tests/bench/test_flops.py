@@ -7,7 +7,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from latte_convert.bench.flops import attention_flops
-from latte_convert.errors import RecipeError
+from latte_convert.kernels.cost import CallShape
+from latte_convert.kernels.exact import ExactKernel
 from latte_convert.kernels.latte import LatteKernel
 from latte_convert.kernels.reference import softmax_reference
 
@@ -16,9 +17,9 @@ SHAPES = [(100, 100), (130, 70), (50, 150)]
 
 def test_the_papers_figures() -> None:
     """16 layers of N = 1000, D = 1024, H = 16: 16.384 against 1.082 GFLOPs."""
-    shape = {"queries": 1000, "keys": 1000, "heads": 16, "head_dim": 64}
-    assert 16 * attention_flops("exact", **shape).paper / 1e9 == pytest.approx(16.384, abs=5e-4)
-    assert 16 * attention_flops("latte", **shape).paper / 1e9 == pytest.approx(1.082, abs=5e-4)
+    shape = CallShape(queries=1000, keys=1000, heads=16, head_dim=64, value_dim=64)
+    assert 16 * attention_flops(ExactKernel(16, 64), shape).paper / 1e9 == pytest.approx(16.384, abs=5e-4)
+    assert 16 * attention_flops(LatteKernel(16, 64), shape).paper / 1e9 == pytest.approx(1.082, abs=5e-4)
 
 
 @pytest.mark.parametrize(("queries", "keys"), SHAPES)
@@ -26,7 +27,7 @@ def test_exact_is_what_the_reference_computes(queries: int, keys: int) -> None:
     query, key, value = torch.randn(1, 3, queries, 8), torch.randn(1, 3, keys, 8), torch.randn(1, 3, keys, 6)
     with FlopCounterMode(display=False) as counter:
         softmax_reference(query, key, value, scale=0.3)
-    flops = attention_flops("exact", queries=queries, keys=keys, heads=3, head_dim=8, value_dim=6)
+    flops = attention_flops(ExactKernel(3, 8), CallShape(queries, keys, 3, 8, 6))
     assert flops.true == counter.get_total_flops()
 
 
@@ -37,7 +38,7 @@ def test_latte_is_the_four_products_of_its_formula(queries: int, keys: int) -> N
     with FlopCounterMode(display=False) as counter:
         phi_q @ (phi_k.mT @ value)
         phi_q @ (phi_k.mT @ ones)
-    flops = attention_flops("latte", queries=queries, keys=keys, heads=3, head_dim=8, value_dim=6)
+    flops = attention_flops(LatteKernel(3, 8), CallShape(queries, keys, 3, 8, 6))
     assert flops.true == counter.get_total_flops()
 
 
@@ -45,22 +46,17 @@ def test_latte_is_the_four_products_of_its_formula(queries: int, keys: int) -> N
 @pytest.mark.parametrize(("queries", "keys"), SHAPES)
 def test_latte_is_what_the_kernel_computes(queries: int, keys: int, causal: bool) -> None:
     query, key, value = torch.randn(1, 3, queries, 8), torch.randn(1, 3, keys, 8), torch.randn(1, 3, keys, 6)
-    kernel = LatteKernel(3, 8, sigma=False)
+    kernel = LatteKernel(3, 8)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         kernel(query, key, value, scale=0.3, causal=causal)
     # The plain sum over values is a product with a row of ones in the bidirectional form.
     padding = 0 if causal else 2 * keys * 3 * 6
-    flops = attention_flops("latte", queries=queries, keys=keys, heads=3, head_dim=8, value_dim=6, causal=causal)
+    flops = attention_flops(kernel, CallShape(queries, keys, 3, 8, 6, causal=causal))
     assert flops.true + padding == counter.get_total_flops()
 
 
 @pytest.mark.parametrize(("queries", "keys"), SHAPES)
 def test_causal_exact_counts_the_visible_pairs(queries: int, keys: int) -> None:
     pairs = sum(1 for i in range(queries) for j in range(keys) if j <= i + keys - queries)
-    flops = attention_flops("exact", queries=queries, keys=keys, heads=2, head_dim=4, causal=True)
+    flops = attention_flops(ExactKernel(2, 4), CallShape(queries, keys, 2, 4, 4, causal=True))
     assert flops.true == pairs * 2 * (4 + 4) * 2
-
-
-def test_an_unknown_kernel_gets_the_nearest() -> None:
-    with pytest.raises(RecipeError, match="nearest: latte"):
-        attention_flops("late", queries=1, keys=1, heads=1, head_dim=1)

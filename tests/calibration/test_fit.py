@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from latte_convert.adapters.base import AttentionCall, AttentionSite, TokenLayout
-from latte_convert.calibration import fit as fit_module
-from latte_convert.calibration.fit import Fit, LatteFit
+from latte_convert.calibration.candidates import candidates
+from latte_convert.calibration.fit import Fit, SiteFit
+from latte_convert.calibration.stages import latte as latte_stage
+from latte_convert.calibration.stages import output as output_stage
 from latte_convert.kernels.latte import LatteKernel
 from latte_convert.kernels.reference import latte_reference, softmax_reference
 from latte_convert.recipe import Recipe
@@ -38,8 +40,17 @@ def call(seed: int, *, mask: Tensor | None = None, causal: bool = False, tokens:
     )
 
 
+def latte(**settings) -> Recipe:
+    """The kernel of the paper, with what a test wants different."""
+    return Recipe(**{"kernel": "latte", "sigma": True, "exact_prefix": False, **settings})
+
+
+def site_fit(recipe: Recipe, projection: nn.Linear | None, *, causal: bool = False) -> SiteFit:
+    return SiteFit(site(causal=causal), candidates(recipe)[0], projection, recipe.seed)
+
+
 def run(recipe: Recipe, calls: list[AttentionCall], projection: nn.Linear | None, *, target=None) -> Fit:
-    fit = LatteFit(site(causal=calls[0].causal), recipe, projection)
+    fit = site_fit(recipe, projection, causal=calls[0].causal)
     for _ in range(fit.passes):
         for one in calls:
             fit.observe(one, target(one) if target else one.exact())
@@ -74,21 +85,22 @@ def projection() -> nn.Linear:
 @pytest.mark.parametrize("causal", [True, False])
 def test_reported_error_is_that_of_the_fitted_kernel(projection, granularity, jpn, causal):
     calls = [call(seed, causal=causal) for seed in range(3)]
-    fit = run(Recipe(granularity=granularity, jpn=jpn), calls, projection)
+    fit = run(latte(granularity=granularity, jpn=jpn), calls, projection)
     assert fit.error == pytest.approx(relative_error(fit.kernel, calls, projection), rel=1e-4)
     assert fit.kernel.alpha.shape == ((HEADS,) if granularity == "head" else (1,))
 
 
 def test_without_sigma_the_error_is_that_of_the_fitted_kernel(projection):
     calls = [call(seed) for seed in range(2)]
-    fit = run(Recipe(sigma=False), calls, projection)
+    fit = run(latte(sigma=False), calls, projection)
     assert fit.kernel.sigma is None
     assert fit.error == pytest.approx(relative_error(fit.kernel, calls, projection), rel=1e-4)
 
 
 @pytest.mark.parametrize("granularity", ["layer", "head"])
 def test_finds_the_parameters_that_made_the_target(projection, granularity, monkeypatch):
-    monkeypatch.setattr(fit_module, "RIDGE", 1e-6)
+    monkeypatch.setattr(output_stage, "RIDGE", 1e-6)
+    monkeypatch.setattr(latte_stage, "RIDGE", 1e-6)
     sigma = torch.linspace(0.5, 1.5, HEADS * DIM)
 
     def target(one: AttentionCall) -> Tensor:
@@ -105,7 +117,7 @@ def test_finds_the_parameters_that_made_the_target(projection, granularity, monk
         )
         return y * sigma.reshape(1, HEADS, 1, DIM)
 
-    fit = run(Recipe(granularity=granularity), [call(seed) for seed in range(4)], projection, target=target)
+    fit = run(latte(granularity=granularity), [call(seed) for seed in range(4)], projection, target=target)
     # m = 0.5 and ratio 10 are on the grids, so the fit can be exact up to the ridge that pulls sigma toward 1.
     assert fit.error < 1e-5
     assert fit.kernel.alpha.tolist() == pytest.approx([0.75] * len(fit.kernel.alpha), abs=1e-6)
@@ -116,7 +128,7 @@ def test_finds_the_parameters_that_made_the_target(projection, granularity, monk
 
 def test_sigma_is_least_squares_shrunk_toward_one(projection):
     calls = [call(seed) for seed in range(4)]
-    fit = run(Recipe(), calls, projection)
+    fit = run(latte(), calls, projection)
     kernel = fit.kernel
     with torch.no_grad():
         fitted = kernel.sigma.clone()
@@ -139,7 +151,7 @@ def test_sigma_is_least_squares_shrunk_toward_one(projection):
 def test_each_switch_helps_the_objective_it_is_for(projection):
     calls = [call(seed) for seed in range(4)]
     errors = {
-        name: run(Recipe(**switches), calls, projection).error
+        name: run(latte(**switches), calls, projection).error
         for name, switches in {
             "all": {},
             "no sigma": {"sigma": False},
@@ -149,7 +161,7 @@ def test_each_switch_helps_the_objective_it_is_for(projection):
     }
     assert errors["all"] < errors["no sigma"]
     assert errors["all"] <= errors["no tte"] + 1e-6
-    fixed = run(Recipe(tte=False), calls, projection).kernel
+    fixed = run(latte(tte=False), calls, projection).kernel
     assert fixed.alpha.tolist() == [0.0]
 
 
@@ -157,7 +169,7 @@ def test_a_masked_key_is_as_good_as_absent(projection):
     mask = torch.ones(1, TOKENS, dtype=torch.bool)
     mask[:, 50:] = False
     whole = call(0, mask=mask)
-    kernel = run(Recipe(), [whole], projection).kernel
+    kernel = run(latte(), [whole], projection).kernel
     changed = whole.value.clone()
     changed[:, :, 50:] = 1e3
     other = AttentionCall(
@@ -171,36 +183,35 @@ def test_a_masked_key_is_as_good_as_absent(projection):
         layout=TokenLayout(),
         exact=whole.exact,
     )
-    again = run(Recipe(), [other], projection).kernel
+    again = run(latte(), [other], projection).kernel
     for name, value in kernel.named_parameters():
         assert torch.equal(value, dict(again.named_parameters())[name]), name
 
 
 def test_same_seed_same_bits_and_other_seed_other_rows(projection):
     calls = [call(seed, tokens=400) for seed in range(2)]
-    first, second = (run(Recipe(seed=3), calls, projection).kernel for _ in range(2))
+    first, second = (run(latte(seed=3), calls, projection).kernel for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-    fit = LatteFit(site(), Recipe(seed=3), projection)
-    other = LatteFit(site(), Recipe(seed=4), projection)
-    assert not torch.equal(fit._rows(calls[0]), other._rows(calls[0]))
+    first_rows, other_rows = (site_fit(latte(seed=s), projection).stages[0].rows(calls[0]) for s in (3, 4))
+    assert not torch.equal(first_rows, other_rows)
 
 
 def test_not_finite_is_a_reason_and_no_kernel(projection):
     one = call(0)
     one.key[0, 0, 0, 0] = float("nan")
-    fit = run(Recipe(), [one], projection)
+    fit = run(latte(), [one], projection)
     assert fit.kernel is None
     assert "not finite" in fit.reason
 
 
 def test_moments_do_not_grow_with_the_samples(projection):
     def held(samples: int) -> list[int]:
-        fit = LatteFit(site(), Recipe(), projection)
+        fit = site_fit(latte(), projection)
         sizes = []
         for _ in range(fit.passes):
             for seed in range(samples):
                 fit.observe(call(seed), call(seed).exact())
-            sizes.append(sum(m.numel() for m in fit._moments))
+            sizes.append(sum(m.numel() for stage in fit.stages for m in stage.moments))
             fit.end_pass()
         return sizes
 
@@ -211,7 +222,7 @@ def test_without_a_projection_the_error_is_that_of_the_attention_output():
     calls = [call(seed) for seed in range(2)]
     identity = nn.Linear(HEADS * DIM, HEADS * DIM)
     nn.init.eye_(identity.weight)
-    assert run(Recipe(), calls, None).error == pytest.approx(run(Recipe(), calls, identity).error, rel=1e-5)
+    assert run(latte(), calls, None).error == pytest.approx(run(latte(), calls, identity).error, rel=1e-5)
 
 
 def test_a_padded_batch_counts_like_its_samples(projection):
@@ -226,7 +237,7 @@ def test_a_padded_batch_counts_like_its_samples(projection):
         long, query=query, key=key, value=value, mask=mask,
         exact=lambda: softmax_reference(query, key, value, scale=DIM**-0.5, mask=mask),
     )  # fmt: skip
-    together, apart = run(Recipe(), [batch], projection), run(Recipe(), [long, short], projection)
+    together, apart = run(latte(), [batch], projection), run(latte(), [long, short], projection)
     assert together.error == pytest.approx(apart.error, rel=1e-4)
     for name, value in together.kernel.named_parameters():
         assert torch.allclose(value, dict(apart.kernel.named_parameters())[name], rtol=1e-3, atol=1e-4), name

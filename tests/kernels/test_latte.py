@@ -283,7 +283,7 @@ def heads_of(count: int, dim: int = DIM) -> list[Tensor]:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_sigma_scales_the_output_channels(causal: bool) -> None:
-    kernel, plain = LatteKernel(HEADS, DIM), LatteKernel(HEADS, DIM, sigma=False)
+    kernel, plain = LatteKernel(HEADS, DIM, sigma=True), LatteKernel(HEADS, DIM)
     assert kernel.sigma is not None
     assert plain.sigma is None
     with torch.no_grad():
@@ -317,7 +317,7 @@ def test_without_tte_the_anchor_is_not_read() -> None:
 
 
 def test_every_parameter_can_be_fine_tuned() -> None:
-    kernel = LatteKernel(HEADS, DIM, granularity="head")
+    kernel = LatteKernel(HEADS, DIM, granularity="head", sigma=True)
     kernel(*heads_of(9), scale=0.3).square().sum().backward()
     names = {"alpha", "delta_q", "delta_k", "beta_q", "beta_k", "sigma"}
     assert {n for n, p in kernel.named_parameters() if p.grad is not None and p.grad.any()} == names

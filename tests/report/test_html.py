@@ -1,135 +1,23 @@
 from __future__ import annotations
 
+import base64
+import io
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from report.samples import HEX, LONG, fit, make_full, make_report, site
 
 from latte_convert.recipe import Recipe
-from latte_convert.report.html import (
-    VERDICTS,
-    block_chart,
-    render_html,
-    sensitivity_bars,
-    sensitivity_scale,
-    verdict_of,
-    write_html,
-)
-from latte_convert.report.schema import (
-    AgreementReport,
-    CalibrationReport,
-    CostReport,
-    FidelityReport,
-    FitReport,
-    FlopsReport,
-    Report,
-    ScoreReport,
-    SiteReport,
-    SourceReport,
-)
+from latte_convert.report.charts import block_chart, sensitivity_bars, sensitivity_scale
+from latte_convert.report.html import VERDICTS, render_comparison, render_html, verdict_of, write_html
+from latte_convert.report.schema import AgreementReport, FlopsReport, Report, SourceReport
 
-LONG = "model.vision_tower.backbone.stages.encoder.layers.{}.self_attn"
 VOID = {"meta", "br", "link", "img", "input", "hr", "wbr"}
 DASH = "\u2013"
-HEX = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
-
-
-def site(name: str, score: float | None, *, converted: bool, reason: str | None = None) -> SiteReport:
-    eligible = reason is None
-    return SiteReport(
-        name=name,
-        tower="vision",
-        kind="self",
-        causal=False,
-        heads=6,
-        head_dim=64,
-        eligible=eligible,
-        reason=reason,
-        converted=converted,
-        score=ScoreReport(value=score, cosine=None, mse=0.001) if eligible else None,
-        fit=FitReport(alpha=[0.41], ratio=[18.7], calibration_error=0.0312, heldout_cosine=0.971 if converted else None)
-        if eligible
-        else None,
-    )
-
-
-def scores(count: int) -> list[float]:
-    """From 0.0021 up to 2.3, with the bumps that real models have: more than two decades."""
-    return [0.0021 * 1100 ** (((i * 7) % count) / max(count - 1, 1)) for i in range(count)]
-
-
-def make_report(
-    *,
-    sites: int = 12,
-    convert: int = 8,
-    pattern: str = "encoder.layer.{}.attention.attention",
-    cosine: float = 0.9341,
-    fidelity: bool = True,
-    forward_ms: tuple[float, float] = (41.2, 36.9),
-    **changes: object,
-) -> Report:
-    values = scores(sites)
-    robust = set(sorted(range(sites), key=values.__getitem__)[:convert])
-    rows = [site(pattern.format(i), values[i], converted=i in robust) for i in range(sites)]
-    blocks = {
-        pattern.format(i).rsplit(".attention.attention", 1)[0].removesuffix(".self_attn"): AgreementReport(
-            cosine=1 - (1 - cosine) * (i + 1) / sites, relative_error=0.04 + 0.3 * i / sites
-        )
-        for i in range(sites)
-    }
-    measured = FidelityReport(
-        samples=8,
-        primary="last_hidden_state",
-        outputs={
-            "last_hidden_state": AgreementReport(cosine=cosine, relative_error=0.3521),
-            "last_hidden_state.prefix": AgreementReport(cosine=cosine - 0.02, relative_error=0.4127),
-            "pooler_output": AgreementReport(cosine=cosine - 0.02, relative_error=None),
-        },
-        blocks=blocks,
-    )
-    cost = CostReport(
-        parameters=22_056_576,
-        parameters_added=3112,
-        tokens={row.name: 785.0 for row in rows},
-        flops=FlopsReport(original=11.358e9, hybrid=5.107e9),
-        flops_paper=FlopsReport(original=2.8394e9, hybrid=1.1063e9),
-        forward_ms=dict(zip(("original", "hybrid"), forward_ms, strict=True)),
-        seconds={"load": 0.61, "calibrate": 14.2, "score": 9.83, "measure": 5.02},
-        peak_memory_bytes=1_417_339_904,
-        device="cpu",
-        threads=2,
-    )
-    report = Report(
-        tool_version="0.1.0",
-        library_versions={"torch": "2.14.1", "transformers": "5.24.0", "datasets": "5.2.0"},
-        created="2026-01-15T09:30:00+00:00",
-        source=SourceReport(
-            id="facebook/dinov2-small",
-            revision="ed25f3a31f01632728cabb09d1542f84ab7b0056",
-            library="transformers",
-            model_class="Dinov2Model",
-            sha256={"model.safetensors": HEX},
-        ),
-        recipe=Recipe().model_dump(mode="json"),
-        calibration=CalibrationReport(
-            source="photos/",
-            modality="images",
-            requested=32,
-            used=23,
-            held_out=8,
-            truncated=0,
-            skipped=[{"id": "IMG_0042.jpg", "reason": "truncated file: 12 of 48 kB"}],
-            fingerprint=HEX,
-        ),
-        sites=rows,
-        converted=[row.name for row in rows if row.converted],
-        fidelity=measured if fidelity else None,
-        cost=cost if fidelity else None,
-        warnings=[],
-    )
-    return report.model_copy(update=changes)
 
 
 class Page(HTMLParser):
@@ -147,7 +35,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
         assert len(attrs) == len(dict(attrs)), f"repeated attribute in <{tag}>"
-        if tag in ("td", "th", "li"):
+        if tag in ("td", "th", "li", "br"):
             self.text.append(" ")  # cells stand apart without white space
         if tag not in VOID:
             self.open.append(tag)
@@ -172,6 +60,7 @@ class Page(HTMLParser):
 
 CASES = {
     "plain": make_report(),
+    "full": make_full(),
     "scored": make_report(fidelity=False),
     "nothing converted": make_report(convert=0, cosine=1.0),
     "48 sites": make_report(sites=48, convert=32, pattern=LONG),
@@ -206,7 +95,7 @@ class TestPage:
         html = render_html(report)
         page = Page(html)
         links = [v for _, attrs in page.tags for k, v in attrs.items() if k in ("src", "href", "xlink:href")]
-        assert all(link is not None and link.startswith("#") for link in links)
+        assert all(link is not None and link.startswith(("#", "data:image/png;base64,")) for link in links)
         assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object"}
         assert "@import" not in html
         assert set(re.findall(r"url\(([^)]*)\)", html)) == {"#hatch"}
@@ -284,7 +173,8 @@ class TestPage:
             return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
         for back in ("bg", "surface"):
-            for front, least in (("text", 4.5), ("muted", 4.5), ("accent", 4.5), ("exact", 3.0)):
+            graphics = {"exact": 3.0, "third": 3.0, "fourth": 3.0, "fifth": 3.0}
+            for front, least in {"text": 4.5, "muted": 4.5, "accent": 4.5, **graphics}.items():
                 bright, dark = sorted((luminance(front), luminance(back)), reverse=True)
                 assert (bright + 0.05) / (dark + 0.05) >= least, (front, back)
 
@@ -366,9 +256,7 @@ class TestContent:
         report = make_report(converted=[])
         rows = [
             site("a", None, converted=False),
-            site("b", 0.5, converted=False).model_copy(
-                update={"fit": FitReport(alpha=[0.1], ratio=[1.0], calibration_error=None)}
-            ),
+            site("b", 0.5, converted=False).model_copy(update={"fit": fit(parameters={}, calibration_error=None)}),
         ]
         source = SourceReport(id="in memory", revision=None, library="hf", model_class="M", sha256={})
         calibration = report.calibration.model_copy(update={"fingerprint": ""})
@@ -386,6 +274,7 @@ class TestContent:
             "forward time not measured",
             "this system does not tell",
             "not set",
+            "no scalars",
         ):
             assert f"{DASH} {reason}" in words
         assert "None" not in words.replace("Warnings None.", "")
@@ -437,10 +326,24 @@ class TestContent:
 
     def test_values_per_head_are_a_range(self) -> None:
         row = site("a", 0.1, converted=True).model_copy(
-            update={"fit": FitReport(alpha=[0.5, -1.25, 0.1], ratio=[2.0], calibration_error=0.1)}
+            update={"fit": fit(parameters={"alpha": [0.5, -1.25, 0.1], "ratio": [2.0]})}
         )
         html = render_html(make_report().model_copy(update={"sites": [row]}))
-        assert "-1.25 to 0.500 (3 heads) 2.00" in Page(html).words
+        words = Page(html).words
+        assert "Every site was fitted with latte: sigma, granularity layer, tte, no jpn." in words
+        assert "converted alpha -1.25 to 0.500 (3 heads) ratio 2.00" in words
+
+    def test_kernels_that_differ_have_a_column(self) -> None:
+        rows = [
+            site("a", 0.1, converted=True),
+            site("b", 0.2, converted=True).model_copy(
+                update={"fit": fit(kernel="near_far", options={"window": 8}, parameters={})}
+            ),
+        ]
+        words = Page(render_html(make_report().model_copy(update={"sites": rows}))).words
+        assert "converted latte sigma, granularity layer, tte, no jpn alpha 0.410 ratio 18.7 0.0312" in words
+        assert f"converted near_far window 8 {DASH} no scalars 0.0312" in words
+        assert "Every site was fitted" not in words
 
 
 class TestGeometry:
@@ -528,3 +431,96 @@ def test_a_local_model_goes_by_its_name() -> None:
     page = render_html(report.model_copy(update={"source": local}))
     assert "<h1>tiny</h1>" in page
     assert "<code>/home/me/models/tiny</code>" in page, "provenance gives all of it"
+
+
+class TestSections:
+    def test_what_was_not_measured_has_no_section(self) -> None:
+        page = Page(render_html(make_report()))
+        assert not {"tasks", "frontier", "maps", "stripes", "bench"} & {attrs.get("id") for _, attrs in page.tags}
+
+    def test_tasks(self) -> None:
+        words = Page(render_html(make_full())).words
+        assert "knn, top1: 0.859, original 0.871; 98.6 % retained (95 % interval 95.6 % to 100.6 %)" in words
+        assert f"error knn, 179 samples, lower is better 0.129 0.140 {DASH} not defined" in words
+
+    def test_frontier(self) -> None:
+        words = Page(render_html(make_full())).words
+        assert "8 near_far this hybrid 8 55.0 % 0.9901 0.9910" in words
+        assert f"4 near_far 4 78.0 % 0.9989 {DASH} not measured" in words
+        assert "open: predicted from the scores, not measured" in words
+
+    def test_maps_say_in_words_what_they_show(self) -> None:
+        page = Page(render_html(make_full()))
+        labels = [
+            attrs["aria-label"] for attrs in page.all("svg") if "Attention map" in (attrs.get("aria-label") or "")
+        ]
+        assert len(labels) == 6
+        assert labels[0] == (
+            "Attention map, softmax: 1 column stripes with 50.0 % of the attention, 1 row stripes with 2.0 %; "
+            "the largest cell holds 31.0 %"
+        )
+        assert "head 6 of 6: 30.0 % of the attention goes elsewhere" in page.words
+        assert "head 2 10.0 % 9.0 % 2.0 % < 0.1 % 30.0 %" in page.words
+
+    def test_map_image_has_the_cells(self) -> None:
+        href = Page(render_html(make_full())).all("image")[0]["href"]
+        assert href is not None
+        image = Image.open(io.BytesIO(base64.b64decode(href.partition(",")[2]))).convert("RGB")
+        assert image.size == (64, 64)
+        light = [sum(image.getpixel((x, 9))) for x in (40, 9, 0)]  # background, diagonal, stripe: 30, 120, 200 of 255
+        assert light == sorted(light, reverse=True)
+        assert len(set(light)) == 3
+
+    def test_stripes(self) -> None:
+        words = Page(render_html(make_full())).words
+        assert "rank correlation of +0.58" in words
+        # Columns: mean of 0 to 0.60 in steps of 0.12, and the last; rows likewise from 0 to 0.05.
+        assert "30.0 % 60.0 % 2.5 % 5.0 % 0, 411, 37" in words
+
+    def test_bench(self) -> None:
+        words = Page(render_html(make_full())).words
+        assert "hybrid is faster from 1,370 tokens on" in words
+        assert "8,282 tokens, original 1274 px; out of memory" in words
+        assert "785 tokens, hybrid 392 px 57.4 ms 55.7 to 59.7 ms 17.4 ms" in words
+
+    def test_few_samples_are_admitted(self) -> None:
+        report = make_report()
+        assert report.fidelity is not None
+        assert "8 held-out samples are few" in Page(render_html(report)).words
+        assert "held-out samples are few" not in Page(render_html(with_fidelity(report, samples=64))).words
+
+    def test_several_kernels_are_counted_and_named(self) -> None:
+        report = make_report()
+        names = iter(["near_far", "near_far", "monarch"] + 5 * ["latte"])
+        rows = [
+            row.model_copy(update={"fit": fit(kernel=next(names))}) if row.converted else row for row in report.sites
+        ]
+        words = Page(render_html(report.model_copy(update={"sites": rows}))).words
+        assert "8 of 12 attention sites \u2192 5 latte, 2 near_far, 1 monarch" in words
+
+    def test_the_worst_case_stays_small(self) -> None:
+        report = make_full(sites=96, convert=64, pattern=LONG)
+        assert len(render_html(report).encode()) < 500_000
+        assert len(report.model_dump_json()) < 500_000
+
+
+class TestComparison:
+    def test_side_by_side(self) -> None:
+        full, other = make_full(), make_report(convert=4, cosine=0.9912)
+        page = Page(render_comparison({"one": full, "two": other, "scored": make_report(fidelity=False)}))
+        words = page.words
+        assert "3 artifacts side by side" in words
+        assert "Converted 8 of 12 sites 4 of 12 sites 8 of 12 sites" in words
+        assert f"Held-out fidelity 0.9341 noticeably different 0.9912 very close {DASH} nothing was converted" in words
+        assert f"Faster from 1,370 tokens {DASH} no bench.json" in words
+        assert f"knn top1 0.859 original 0.871 98.6 % {DASH} not evaluated" in words
+        assert page.all("html") == [{"lang": "en"}]
+        assert not {"script", "link", "img"} & {tag for tag, _ in page.tags}
+
+    def test_sites_that_only_one_has(self) -> None:
+        short, long = make_report(sites=1, convert=1), make_report(sites=2, convert=1)
+        words = Page(render_comparison({"short": short, "long": long})).words
+        assert f"encoder.layer.1.attention.attention {DASH} no such site exact" in words
+
+    def test_names_are_escaped(self) -> None:
+        assert "<script" not in render_comparison({"<script>": make_report(), "b": make_report()})

@@ -7,7 +7,7 @@ import pytest
 from latte_convert.adapters import AttentionSite
 from latte_convert.errors import CheckpointError, RecipeError
 from latte_convert.recipe import Recipe
-from latte_convert.selection.policy import matches, restrict, select
+from latte_convert.selection.policy import count, matches, plan, restrict, select
 
 SITES = [AttentionSite(f"encoder.layers.{i}.self_attn", "encoder", "self", False, 4, 16) for i in range(12)]
 SCORES = {site.name: float(abs(i - 5)) for i, site in enumerate(SITES)}
@@ -81,7 +81,34 @@ def test_k_beyond_the_sites_is_an_error():
         select(SITES, SCORES, Recipe(k=13))
 
 
+@pytest.mark.parametrize(("settings", "expected"), [
+    ({}, 8),  # two thirds of twelve
+    ({"k": 5}, 5),
+    ({"k": 0}, 0),
+    ({"ratio": 0.5}, 6),
+    ({"ratio": 0.5, "min_fidelity": 0.9}, 6),
+    ({"min_fidelity": 0.9}, None),
+    ({"max_flops": 0.5}, None),
+    ({"target_speedup": 1.5}, None),
+])  # fmt: skip
+def test_who_decides_how_many(settings, expected):
+    assert count(SITES, Recipe(**settings)) == expected
+
+
+def test_each_converted_site_has_its_kernel():
+    made = plan(SITES, {SITES[7].name: "near_far", SITES[2].name: "monarch"}, Recipe(min_tokens=99))
+    assert made.converted == (SITES[2], SITES[7])
+    assert len(made.kept) == 10
+    assert list(made.kernels.items()) == [(SITES[2].name, "monarch"), (SITES[7].name, "near_far")]
+    assert made.min_tokens == 99
+
+
+def test_scores_alone_give_all_sites_the_kernel_of_the_recipe():
+    made = select(SITES, SCORES, Recipe(k=2, kernel="latte"))
+    assert dict(made.kernels) == {SITES[4].name: "latte", SITES[5].name: "latte"}
+
+
 def test_the_plan_is_frozen():
     plan = select(SITES, SCORES, Recipe(k=1))
     with pytest.raises(dataclasses.FrozenInstanceError):
-        plan.kernel = "other"
+        plan.min_tokens = 3

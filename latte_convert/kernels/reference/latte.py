@@ -1,30 +1,11 @@
-"""Executable specifications: every pairwise similarity written out, O(N²), for tests and nothing else."""
+"""LATTE, to the letter: every pairwise similarity written out."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-
-def softmax_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    scale: float,
-    mask: Tensor | None = None,
-    causal: bool = False,
-) -> Tensor:
-    """Softmax attention; shapes as in ``Kernel.forward``.
-
-    Returns:
-        ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key.
-    """
-    logits = scale * _widen(query) @ _widen(key).mT
-    visible = _visible(query, key, mask, causal)
-    # The finite stand-in for -inf keeps rows without keys, and their gradients, free of NaN.
-    weights = logits.masked_fill(~visible, torch.finfo(logits.dtype).min).softmax(-1) * visible
-    return (weights @ _widen(value)).to(query.dtype)
+from latte_convert.kernels.reference.common import visible_keys, widen
 
 
 def latte_reference(
@@ -54,7 +35,7 @@ def latte_reference(
     Returns:
         ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key.
     """
-    query_, key_, value_ = _widen(query), _widen(key), _widen(value)
+    query_, key_, value_ = widen(query), widen(key), widen(value)
     shift = (1 - alpha).sqrt().reshape(-1, 1, 1) if tte else 1.0
     psi_q = (scale**0.5 * query_ + shift) ** 2
     psi_k = (scale**0.5 * key_ + shift) ** 2
@@ -67,21 +48,6 @@ def latte_reference(
     features_k = delta_k.reshape(-1, 1, 1, 1) * psi_k[..., None, :, :] / h[..., None]
     padded_q = torch.cat([features_q, beta_q.reshape(-1, 1, 1, 1).expand_as(features_q[..., :1])], dim=-1)
     padded_k = torch.cat([features_k, beta_k.reshape(-1, 1, 1, 1).expand_as(features_k[..., :1])], dim=-1)
-    similarity = (padded_q * padded_k).sum(-1) * _visible(query, key, mask, causal)
+    similarity = (padded_q * padded_k).sum(-1) * visible_keys(query, key, mask, causal)
     total = similarity.sum(-1, keepdim=True)
     return (similarity @ value_ / total.masked_fill(total == 0, 1)).to(query.dtype)
-
-
-def _visible(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Which query sees which key: bool, broadcastable to ``(B, H, Nq, Nk)``."""
-    queries, keys = query.shape[-2], key.shape[-2]
-    visible = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device)
-    if causal:
-        last = torch.arange(queries, device=query.device) + keys - queries
-        visible = visible & (torch.arange(keys, device=query.device) <= last[:, None])
-    return visible if mask is None else visible & mask[:, None, None, :]
-
-
-def _widen(tensor: Tensor) -> Tensor:
-    """Half precision to float32; float32 and float64 as they are."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

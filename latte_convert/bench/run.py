@@ -1,0 +1,95 @@
+"""A benchmark, top to bottom: open, make inputs of each length, measure, find the crossover, check below it."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from latte_convert.artifact.load import open_artifact
+from latte_convert.bench.crossover import find_crossover, ratios, statements
+from latte_convert.bench.inputs import make_cases
+from latte_convert.bench.measure import Settings, measure_case, measure_guard
+from latte_convert.bench.result import BenchReport
+from latte_convert.calibration.pipeline import Progress, silent
+from latte_convert.errors import CheckpointError, UsageError
+from latte_convert.runtime.device import choose_device, library_versions, tool_version
+
+ROUNDS = 10
+
+
+def bench(
+    directory: str | Path,
+    *,
+    tokens: Sequence[int] = (),
+    resolutions: Sequence[int] = (),
+    data: str | None = None,
+    device: str = "auto",
+    dtype: torch.dtype | None = None,
+    compile: bool = True,
+    rounds: int = ROUNDS,
+    trust_remote_code: bool = False,
+    progress: Progress = silent,
+) -> BenchReport:
+    """Measure what an artifact costs beside its original, over sequence lengths.
+
+    Args:
+        directory: An artifact; it is only read.
+        tokens: Lengths of texts.
+        resolutions: Heights and widths of images in pixels. Where no length is given, four of the model's kind are
+            chosen; models of audio have one.
+        data: Real samples, for a fidelity that means something; synthetic ones where None.
+        device: ``auto``, ``cpu``, ``cuda``, ….
+        dtype: Of the weights, instead of the checkpoint's own. Flash attention on GPUs wants half precision.
+        compile: Measure the hybrid with compiled kernels too.
+        rounds: Measurements of each variant, fewer where they take long.
+        trust_remote_code: Run Python code that came with the source checkpoint.
+        progress: Told of every length.
+
+    Raises:
+        IntegrityError: ``directory`` is not a whole artifact.
+        CheckpointError: There is no such directory, or the model does not run at a length.
+        DataError: The model does not take as many tokens, or ``data`` has no usable sample.
+        UsageError: The lengths are of another kind than the model's, or there is no such device.
+    """
+    start = time.perf_counter()
+    if rounds < 1:
+        raise UsageError(f"rounds must be 1 or more, not {rounds}.")
+    artifact = open_artifact(directory, device=choose_device(device), trust_remote_code=trust_remote_code)
+    if not artifact.kernels:
+        raise CheckpointError(f"{directory} has no converted site: there is nothing to compare.")
+    artifact.model.to(dtype=dtype)
+    parameter = next(artifact.model.parameters())
+    modality, cases = make_cases(artifact, tokens, resolutions, data)
+    settings = Settings(parameter.device, compile, rounds, progress)
+    lengths = [measure_case(case, artifact.kernels, settings) for case in cases]
+    crossover = find_crossover(ratios(lengths, "hybrid"))
+    guard = [
+        measure_guard(case, length.tokens, artifact.kernels, crossover.tokens, settings)
+        for case, length in zip(cases, lengths, strict=True)
+        if crossover.tokens is not None and length.tokens < crossover.tokens
+    ]
+    compiled = ratios(lengths, "hybrid_compiled")
+    return BenchReport(
+        tool_version=tool_version(),
+        library_versions=library_versions(),
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        artifact=artifact.path.resolve().name,
+        source=artifact.manifest.source.id,
+        modality=modality,
+        data=data,
+        device=str(parameter.device),
+        threads=torch.get_num_threads(),
+        dtype=str(parameter.dtype).removeprefix("torch."),
+        lengths=lengths,
+        crossover=crossover,
+        crossover_compiled=find_crossover(compiled) if compiled else None,
+        crossover_attention=find_crossover(ratios(lengths, "hybrid", attention=True)),
+        guard=guard,
+        statements=statements(lengths, crossover, guard),
+        min_tokens_written=None,
+        seconds=time.perf_counter() - start,
+    )

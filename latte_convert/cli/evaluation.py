@@ -1,0 +1,175 @@
+"""``latte eval``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from latte_convert.cli import console
+
+if TYPE_CHECKING:
+    from latte_convert.evaluation.result import EvalReport, MetricReport
+
+_DATA, _GATE, _OUTPUT = "Data", "Gate", "Output"
+
+
+def evaluate(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="An artifact that 'latte convert' wrote.")],
+    task: Annotated[
+        str,
+        typer.Option(
+            "--task",
+            "-t",
+            help="fidelity, retrieval, zero-shot, knn, linear-probe, classification, detection, sts, asr, "
+            "compositional or saliency.",
+        ),
+    ],
+    data: Annotated[
+        list[str],
+        typer.Option(
+            "--data",
+            "-d",
+            metavar="DATA",
+            rich_help_panel=_DATA,
+            help="The samples with their labels, in the task's usual layout. Twice for fidelity of a two-tower model.",
+        ),
+    ],
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", min=2, rich_help_panel=_DATA, help="Samples to use at most. [all; fidelity: 128]"),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, rich_help_panel=_DATA, help="Inputs in one call of a model.")
+    ] = 16,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, rich_help_panel=_DATA, help="Seed of the choice and of the bootstrap.")
+    ] = 0,
+    templates: Annotated[
+        Path | None,
+        typer.Option(
+            "--templates", metavar="FILE", rich_help_panel=_DATA, help="zero-shot: prompts, one a line with {}."
+        ),
+    ] = None,
+    decoder: Annotated[
+        Path | None,
+        typer.Option(
+            "--decoder", metavar="FILE", rich_help_panel=_DATA, help="saliency: ONNX decoder of the patch features."
+        ),
+    ] = None,
+    fail_under: Annotated[
+        float | None,
+        typer.Option("--fail-under", min=0, rich_help_panel=_GATE, help="Least retention; exit code 4 below it."),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", rich_help_panel=_GATE, help="Metric that --fail-under is for. [the task's main one]"),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that came with the source checkpoint.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", rich_help_panel=_OUTPUT, help="Write the result as .json, too."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", rich_help_panel=_OUTPUT, help="Replace an existing --out.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", rich_help_panel=_OUTPUT, help="Print one JSON document on stdout.")
+    ] = False,
+) -> None:
+    """Measure task metrics of the hybrid beside the original on the same samples, and what is retained.
+
+    Example: latte eval dinov2-hybrid --task knn --data clothing/ --fail-under 0.95
+    """
+    from latte_convert.evaluation.evaluate import evaluate as run
+
+    if out is not None:
+        _check_out(out, overwrite)
+    with console.log_to_stderr(), console.progress() as progress:
+        report = run(
+            directory, task, data, samples=samples, batch_size=batch_size, seed=seed, templates=templates,
+            decoder=decoder, metric=metric, fail_under=fail_under, device=device,
+            trust_remote_code=trust_remote_code, progress=progress,
+        )  # fmt: skip
+    if out is not None:
+        _write(report, out)
+    _show(report)
+    if json:
+        console.document(report.model_dump(mode="json"))
+    else:
+        for name, value in report.metrics.items():
+            if "@" not in name:
+                console.result(f"{name}  {value.original:.4f}  {value.hybrid:.4f}  {_kept(value)}")
+    _require_gate(report)
+
+
+def _check_out(out: Path, overwrite: bool) -> None:
+    from latte_convert.errors import UsageError
+    from latte_convert.report.write import check_report_target
+
+    if out.suffix != ".json":
+        raise UsageError(f"--out takes a .json file, not '{out.name}'.")
+    check_report_target(out, overwrite=overwrite)
+
+
+def _write(report: EvalReport, out: Path) -> None:
+    from latte_convert.artifact.files import write_json
+    from latte_convert.errors import OutputError
+
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(out, report.model_dump(mode="json"))
+    except OSError as error:
+        raise OutputError(f"{out} was not written: {error.strerror or error}.") from error
+
+
+def _show(report: EvalReport) -> None:
+    """The table for the person at the terminal."""
+    rows = [
+        (name + (" *" if name == report.primary else ""), f"{m.original:.4f}", f"{m.hybrid:.4f}", _kept(m))
+        for name, m in report.metrics.items()
+    ]
+    console.table(
+        f"{report.task} on {report.samples} samples ({len(report.skipped)} skipped, {report.truncated} truncated)",
+        ("metric", "original", "hybrid", "retention (95% interval)"),
+        rows,
+        right=(1, 2),
+    )
+    for item in report.skipped[:3]:
+        console.note(f"skipped: {item.id}: {item.reason}")
+    if report.unused_sites:
+        names = ", ".join(report.unused_sites[:3]) + (", …" if len(report.unused_sites) > 3 else "")
+        console.note(f"{len(report.unused_sites)} converted sites are not part of this task: {names}")
+    if report.note:
+        console.note(report.note)
+
+
+def _kept(metric: MetricReport) -> str:
+    """Retention in percent, rounded down so that only a full one reads 100.00%."""
+    if metric.retention is None:
+        return f"- ({metric.reason})"
+    interval = "" if metric.interval is None else " [{:.2f}%, {:.2f}%]".format(*(_percent(x) for x in metric.interval))
+    return f"{_percent(metric.retention):.2f}%{interval}"
+
+
+def _percent(share: float) -> float:
+    from math import floor
+
+    return floor(share * 1e4 + 1e-9) / 100
+
+
+def _require_gate(report: EvalReport) -> None:
+    from latte_convert.errors import GateError
+
+    if report.gate is None or report.gate.passed:
+        return
+    metric = report.metrics[report.gate.metric]
+    found = f"is {metric.retention:.6g}" if metric.retention is not None else f"cannot be given ({metric.reason})"
+    raise GateError(
+        f"retention of {report.gate.metric} {found}, below the {report.gate.fail_under:g} asked for. Convert fewer "
+        "sites (--ratio, -k), choose another kernel, or lower --fail-under."
+    )

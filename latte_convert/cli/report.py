@@ -1,0 +1,128 @@
+"""``latte report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from latte_convert.cli import console
+
+_OUTPUT, _COMPARE = "Output", "Comparison for CI"
+
+
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Artifacts, or report.json files. Several are shown side by side."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            rich_help_panel=_OUTPUT,
+            help="The page to write; of one artifact, its .json too. [DIR/report.html; of several, ./report.html]",
+        ),
+    ] = None,
+    plots: Annotated[
+        bool, typer.Option("--plots", rich_help_panel=_OUTPUT, help="Write the charts of one artifact as PNG, too.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", rich_help_panel=_OUTPUT, help="Replace an existing --out.")
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            rich_help_panel=_COMPARE,
+            help="OLD NEW: print what changed as JSON and write no page; exit code 4 if fidelity, retention or FLOPs "
+            "got worse.",
+        ),
+    ] = False,
+    tolerance: Annotated[
+        float,
+        typer.Option("--tolerance", min=0, rich_help_panel=_COMPARE, help="How much worse is still no regression."),
+    ] = 0.005,
+    json: Annotated[
+        bool, typer.Option("--json", rich_help_panel=_OUTPUT, help="Print one JSON document on stdout.")
+    ] = False,
+) -> None:
+    """Rebuild the report of an artifact with what bench and eval have added, or show several side by side.
+
+    It reads report.json, bench.json and eval*.json ('latte eval ... --out DIR/eval-knn.json') and runs no model.
+    """
+    if compare:
+        _compare(paths, tolerance)
+        return
+    written = _one(paths[0], out, plots, overwrite) if len(paths) == 1 else _several(paths, out, plots, overwrite)
+    if json:
+        console.document({"written": [str(path) for path in written]})
+    else:
+        for path in written:
+            console.result(str(path))
+
+
+def _compare(paths: list[Path], tolerance: float) -> None:
+    from latte_convert.errors import GateError, UsageError
+    from latte_convert.report.compare import compare
+    from latte_convert.report.read import read_report
+
+    if len(paths) != 2:
+        raise UsageError(f"--compare takes two reports, OLD and NEW, not {len(paths)}.")
+    old, new = paths
+    found = compare(read_report(old), read_report(new), tolerance=tolerance, old_path=str(old), new_path=str(new))
+    console.document(found.model_dump(mode="json"))
+    if not found.ok:
+        raise GateError(
+            f"{len(found.regressions)} of {len(found.changes)} numbers are worse than before by more than {tolerance}: "
+            f"{', '.join(found.regressions[:3])}{', …' if len(found.regressions) > 3 else ''}."
+        )
+
+
+def _one(path: Path, out: Path | None, plots: bool, overwrite: bool) -> list[Path]:
+    from latte_convert.report.plots import write_plots
+    from latte_convert.report.read import read_report
+    from latte_convert.report.write import write_report
+
+    home = path if path.is_dir() else path.parent
+    target = _target(out, home / "report.html", overwrite or out is None)
+    report = read_report(path)
+    data = target.with_suffix(".json")
+    for file in (target, data):
+        write_report(report, file)
+    return [target, data, *(write_plots(report, target.parent, target.stem) if plots else [])]
+
+
+def _several(paths: list[Path], out: Path | None, plots: bool, overwrite: bool) -> list[Path]:
+    from latte_convert.errors import UsageError
+    from latte_convert.report.html import render_comparison
+    from latte_convert.report.read import read_report
+    from latte_convert.report.write import write_text
+
+    if plots:
+        raise UsageError("--plots is for one artifact: run 'latte report DIR --plots' for each.")
+    target = _target(out, Path("report.html"), overwrite)
+    page = render_comparison({name: read_report(path) for name, path in zip(_names(paths), paths, strict=True)})
+    write_text(page, target)
+    return [target]
+
+
+def _target(out: Path | None, default: Path, overwrite: bool) -> Path:
+    from latte_convert.errors import UsageError
+    from latte_convert.report.write import check_report_target
+
+    target = out or default
+    if target.suffix != ".html":
+        raise UsageError(f"--out takes an .html file, not '{target.name}'.")
+    check_report_target(target, overwrite=overwrite)
+    return target
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """A short name for each artifact: its directory's, or the path where two would be alike."""
+    short = [(path if path.is_dir() else path.parent).resolve().name for path in paths]
+    alike = len(set(short)) < len(short)
+    return [str(path) for path in paths] if alike else short

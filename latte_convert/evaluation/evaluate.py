@@ -1,0 +1,195 @@
+"""An evaluation, top to bottom: check task and data, load, run both models over the samples, score, bootstrap."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latte_convert.calibration.pipeline import Progress, silent
+from latte_convert.errors import CheckpointError, DataError, InputError, UsageError, nearest
+from latte_convert.evaluation.bootstrap import intervals, retention
+from latte_convert.evaluation.result import EvalReport, GateReport, MetricReport
+from latte_convert.evaluation.side_by_side import run_both
+from latte_convert.evaluation.tasks import get_task, task_names
+from latte_convert.evaluation.tasks.base import Setting, Task, require_two
+
+if TYPE_CHECKING:
+    from latte_convert.adapters.checkpoint import Checkpoint
+    from latte_convert.artifact.load import Artifact
+
+
+def evaluate(
+    directory: str | Path,
+    task: str,
+    data: Sequence[str | Path],
+    *,
+    samples: int | None = None,
+    batch_size: int = 16,
+    seed: int = 0,
+    templates: Path | None = None,
+    decoder: Path | None = None,
+    metric: str | None = None,
+    fail_under: float | None = None,
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    progress: Progress = silent,
+) -> EvalReport:
+    """Measure a hybrid beside its original on the same samples.
+
+    Each sample is decoded and prepared once, and both models run on the same batch. Padding never enters: only inputs
+    of equal shape are stacked.
+
+    Args:
+        directory: An artifact.
+        task: One of ``task_names()``.
+        data: Where the samples are; most tasks take one place.
+        samples: How many to use at most, chosen by ``seed``; None for all.
+        batch_size: Inputs in one call of a model.
+        seed: Chooses samples, and seeds the bootstrap.
+        templates: For ``zero-shot``: a file of prompt templates.
+        decoder: For ``saliency``: an ONNX decoder of patch features.
+        metric: The metric that the gate looks at; the task's main one where None.
+        fail_under: Least retention of that metric; the report says whether it was met.
+        device: ``auto``, ``cpu``, ``cuda``, ….
+        trust_remote_code: Run Python code that came with the source checkpoint.
+        progress: Told of every input.
+
+    Raises:
+        UsageError: There is no such task or metric.
+        InputError: The task does not fit the model.
+        DataError: Samples or labels cannot be used, or a metric is undefined on them.
+        IntegrityError: The artifact is damaged.
+        GateError: The hybrid's output is not finite.
+    """
+    from latte_convert.artifact.load import open_artifact
+    from latte_convert.runtime.device import choose_device
+
+    start = time.perf_counter()
+    kind = get_task(task)
+    _check_metric(metric, [m.name for m in kind.metrics], task)
+    device = choose_device(device)
+    setting = _setting(
+        directory, data, trust_remote_code, samples=samples, seed=seed, templates=templates, decoder=decoder
+    )
+    _require_fit(kind, setting.source)
+    job = kind(setting)
+    require_two(len(job.examples), ", ".join(setting.data))
+    artifact = open_artifact(directory, device=device, trust_remote_code=trust_remote_code)
+    loaded = time.perf_counter()
+    done = run_both(job, artifact, batch_size, progress)
+    ran = time.perf_counter()
+    original, hybrid = job.records(done.examples, done.original), job.records(done.examples, done.hybrid)
+    require_two(len(original), ", ".join(setting.data))
+    metrics = measure(job, original, hybrid, seed)
+    primary = metric or job.metrics[0].name
+    _check_metric(primary, metrics, task, whole=True)
+    return EvalReport(
+        **_provenance(artifact),
+        task=task,
+        data=list(setting.data),
+        samples=len(original),
+        skipped=done.skipped,
+        truncated=setting.truncated,
+        primary=primary,
+        metrics=metrics,
+        note=job.note,
+        unused_sites=[name for name, calls in done.calls.items() if calls == 0],
+        resamples=job.resamples,
+        seed=seed,
+        batch_size=batch_size,
+        device=device,
+        seconds={"load": loaded - start, "run": ran - loaded, "score": time.perf_counter() - ran},
+        gate=_gate(metrics[primary], primary, fail_under),
+    )
+
+
+def _setting(directory: str | Path, data: Sequence[str | Path], trust_remote_code: bool, **options: Any) -> Setting:
+    """Read what the artifact is, but no weights."""
+    from latte_convert.adapters.resolve import resolve
+    from latte_convert.artifact.manifest import read_manifest
+
+    path = Path(directory).expanduser()
+    if not path.is_dir():
+        raise CheckpointError(f"there is no artifact at '{directory}'.")
+    if not data:
+        raise UsageError("give --data: the samples to evaluate on.")
+    manifest = read_manifest(path)
+    source = resolve(path, trust_remote_code=trust_remote_code)
+    places = tuple(str(item) for item in data)
+    return Setting(source, places, resolution=manifest.recipe.get("resolution"), **options)
+
+
+def _require_fit(kind: type[Task], source: Checkpoint) -> None:
+    reason = kind.fits(source)
+    if reason is None:
+        return
+    fitting = [name for name in task_names() if get_task(name).fits(source) is None]
+    raise InputError(
+        f"task '{kind.name}' does not fit {source.model_class}: {reason}. Tasks that do: {', '.join(fitting)}."
+    )
+
+
+def _check_metric(name: str | None, known: Sequence[str] | Mapping[str, Any], task: str, whole: bool = False) -> None:
+    """Refuse a metric that the task does not have; before it has run, just the part before ``@`` can be told."""
+    wanted = None if name is None else name if whole else name.partition("@")[0]
+    if wanted is not None and wanted not in known:
+        raise UsageError(f"task '{task}' has no metric '{name}' ({nearest(wanted, known, limit=8)}).")
+
+
+def measure(task: Task, original: Sequence[Any], hybrid: Sequence[Any], seed: int) -> dict[str, MetricReport]:
+    """Every metric of both models, its retention, and the interval of that.
+
+    Args:
+        task: Scores records.
+        original: The original's records.
+        hybrid: The hybrid's records of the same samples.
+        seed: Of the bootstrap.
+
+    Raises:
+        DataError: A metric is undefined on these samples.
+    """
+    before, after = task.score(original), task.score(hybrid)
+    lower = {metric.name: metric.lower_is_better for metric in task.metrics}
+    better = {name: lower[name.partition("@")[0]] for name in before}
+    spread = intervals(task.score, original, hybrid, better, resamples=task.resamples, seed=seed)
+    result = {}
+    for name, value in before.items():
+        for which, number in (("original", value), ("hybrid", after[name])):
+            if not math.isfinite(number):
+                raise DataError(
+                    f"{', '.join(task.setting.data)}: {name} of the {which} is undefined on these {len(original)} "
+                    "samples: labels or outputs are all alike. Give more, and more varied, samples."
+                )
+        kept = retention(value, after[name], lower_is_better=better[name])
+        reason = None
+        if kept is None:
+            reason = "the original itself shows no positive quality on these samples"
+        elif spread[name] is None:
+            reason = "undefined on most resamples: too few samples"
+        result[name] = MetricReport(
+            original=value, hybrid=after[name], lower_is_better=better[name], retention=kept,
+            interval=spread[name] if kept is not None else None, reason=reason,
+        )  # fmt: skip
+    return result
+
+
+def _gate(metric: MetricReport, name: str, fail_under: float | None) -> GateReport | None:
+    if fail_under is None:
+        return None
+    passed = metric.retention is not None and metric.retention >= fail_under
+    return GateReport(metric=name, fail_under=fail_under, passed=passed)
+
+
+def _provenance(artifact: Artifact) -> dict[str, Any]:
+    from latte_convert.runtime.device import library_versions, tool_version
+
+    return {
+        "tool_version": tool_version(),
+        "library_versions": library_versions(),
+        "artifact": str(artifact.path),
+        "source": artifact.manifest.source.id,
+        "model_class": artifact.manifest.source.model_class,
+    }

@@ -1,0 +1,148 @@
+"""Run original and hybrid side by side: every input is prepared once, and both models see the same batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from latte_convert.calibration.decode import BadSample
+from latte_convert.calibration.feed import Inputs, place
+from latte_convert.calibration.pipeline import Progress
+from latte_convert.errors import CheckpointError, DataError, GateError, InputError
+from latte_convert.evaluation.result import SkippedReport
+from latte_convert.evaluation.tasks.base import Example, Task
+
+if TYPE_CHECKING:
+    from latte_convert.artifact.load import Artifact
+
+
+@dataclass
+class Predictions:
+    """What both models made of the examples.
+
+    Attributes:
+        examples: Those that were run, in the order of the predictions.
+        original: The original's prediction for each.
+        hybrid: The hybrid's.
+        skipped: Examples that could not be decoded.
+        calls: How often each converted site ran.
+    """
+
+    examples: list[Example] = field(default_factory=list)
+    original: list[Any] = field(default_factory=list)
+    hybrid: list[Any] = field(default_factory=list)
+    skipped: list[SkippedReport] = field(default_factory=list)
+    calls: dict[str, int] = field(default_factory=dict)
+
+
+def run_both(task: Task, artifact: Artifact, batch_size: int, progress: Progress) -> Predictions:
+    """Run original and hybrid over all examples, batch by batch.
+
+    Args:
+        task: Opened.
+        artifact: Its model is left as it was.
+        batch_size: Inputs in one call of a model; just inputs of equal shape are stacked, so padding never enters.
+        progress: Told of every input.
+
+    Raises:
+        DataError: No example could be decoded.
+        InputError: The task runs none of the converted sites.
+        CheckpointError: The original's output is not finite.
+        GateError: The hybrid's output is not finite.
+    """
+    done = Predictions(calls=dict.fromkeys(artifact.kernels, 0))
+    advance = progress("Running original and hybrid", len(task.examples))
+    for examples, inputs in _batches(task, artifact.model, batch_size, done):
+        original, hybrid = _predict(task, artifact, inputs, examples, done)
+        done.examples += examples
+        done.original += original
+        done.hybrid += hybrid
+        for _ in examples:
+            advance()
+    for _ in done.skipped:
+        advance()
+    if not done.examples:
+        first = "; ".join(f"{item.id}: {item.reason}" for item in done.skipped[:3])
+        raise DataError(f"{', '.join(task.setting.data)}: 0 usable samples, {len(done.skipped)} skipped ({first}).")
+    if done.calls and not any(done.calls.values()):
+        raise InputError(
+            f"task '{task.name}' runs none of the converted sites ({', '.join(list(done.calls)[:3])}): original and "
+            "hybrid would be the same. Choose a task for the converted tower, or convert another one."
+        )
+    return done
+
+
+@torch.no_grad()
+def _predict(
+    task: Task, artifact: Artifact, inputs: Inputs, examples: Sequence[Example], done: Predictions
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Both models' predictions for a batch."""
+    original = task.predict(artifact.model, inputs, examples)
+    with artifact.convert() as applied:
+        hybrid = task.predict(artifact.model, inputs, examples)
+    for name, handler in applied.handlers.items():
+        done.calls[name] += handler.calls
+    if broken := _not_finite(original, examples):
+        raise CheckpointError(
+            f"the original's own output is not finite on {broken}: its weights hold NaN, or overflow."
+        )
+    if broken := _not_finite(hybrid, examples):
+        raise GateError(f"the hybrid's output is not finite on {broken}. Convert fewer sites, or in float32.")
+    return task.compare(original, hybrid)
+
+
+def _batches(
+    task: Task, model: nn.Module, batch_size: int, done: Predictions
+) -> Iterator[tuple[list[Example], Inputs]]:
+    """Examples and their stacked inputs, on the model's device; damaged samples are noted and passed over."""
+    like = next(model.parameters())
+    for start in range(0, len(task.examples), batch_size):
+        groups: dict[Any, list[tuple[Example, Inputs]]] = {}
+        for example in task.examples[start : start + batch_size]:
+            try:
+                inputs = task.prepare(example, example.load(), model)
+            except BadSample as error:
+                done.skipped.append(SkippedReport(id=example.id, reason=str(error)))
+                continue
+            groups.setdefault(_shape(inputs), []).append((example, inputs))
+        for group in groups.values():
+            yield [example for example, _ in group], _stack([inputs for _, inputs in group], like)
+
+
+def _shape(inputs: Inputs) -> Any:
+    """What two inputs must share to run as one batch."""
+    parts = ((k, tuple(v.shape) if isinstance(v, Tensor) else repr(v)) for k, v in sorted(inputs.kwargs.items()))
+    return inputs.method, tuple(parts)
+
+
+def _stack(group: Sequence[Inputs], like: Tensor) -> Inputs:
+    first = group[0]
+    kwargs = {
+        key: place(torch.cat([inputs.kwargs[key] for inputs in group]) if isinstance(value, Tensor) else value, like)
+        for key, value in first.kwargs.items()
+    }
+    return Inputs(kwargs, first.method, first.tower)
+
+
+def _not_finite(predictions: Sequence[Any], examples: Sequence[Example]) -> str | None:
+    """The first example whose prediction holds a number that is not finite."""
+    pairs = zip(predictions, examples, strict=True)
+    return next((example.id for prediction, example in pairs if not _finite(prediction)), None)
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_finite, value))
+    if isinstance(value, Tensor):
+        return bool(value.isfinite().all())
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind != "f" or bool(np.isfinite(value).all())
+    return not isinstance(value, float) or math.isfinite(value)

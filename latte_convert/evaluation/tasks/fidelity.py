@@ -1,0 +1,114 @@
+"""``fidelity``: agreement of the two models' outputs and blocks, for any model and without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from latte_convert.adapters.base import enclosing_block, find_sites
+from latte_convert.calibration.capture import outputs_of
+from latte_convert.calibration.feed import run
+from latte_convert.evaluation.compare import Agreement
+from latte_convert.evaluation.features import prefix_tokens
+from latte_convert.evaluation.fidelity import named_outputs, primary_output
+from latte_convert.evaluation.tasks.base import Example, Metric, Task
+from latte_convert.evaluation.unlabelled import examples_of, open_unlabelled
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from latte_convert.adapters.checkpoint import Checkpoint
+    from latte_convert.calibration.feed import Inputs
+
+_Row = dict[str, npt.NDArray[np.float64]]
+"""For each output: sum of cosines, tokens, squared error, squared norm, tokens with the same largest feature."""
+
+
+class FidelityTask(Task):
+    """Cosine, relative error and top-1 agreement, of the output that stands for the model and of every other.
+
+    Beside the metrics stand ``METRIC@OUTPUT`` for every output and every block with a converted or convertible site.
+    Of several towers the worst counts.
+
+    Data: whatever the model was calibrated on; two places, images and texts, for a two-tower model.
+    """
+
+    name = "fidelity"
+    metrics = (Metric("cosine"), Metric("relative_error", lower_is_better=True), Metric("top1"))
+    note = "The original is the reference: its own cosine and top-1 agreement are 1, its relative error is 0."
+
+    @staticmethod
+    def fits(source: Checkpoint) -> str | None:
+        """Any model has outputs."""
+        return None
+
+    def open(self) -> Sequence[Example]:
+        """Samples, without labels."""
+        self._blocks: list[str] | None = None
+        self._prefix = 0
+        self._primaries: dict[str, None] = {}
+        return examples_of(open_unlabelled(self.setting, self.setting.source.modalities))
+
+    def predict(self, model: nn.Module, inputs: Inputs, examples: Sequence[Example]) -> list[Any]:
+        """Every block's and every other output of each sample, by name."""
+        if self._blocks is None:  # first of all, so on the original
+            sites = [site.name for site in find_sites(model) if site.eligible]
+            self._blocks = list(dict.fromkeys(enclosing_block(model, name) for name in sites))
+            self._prefix = prefix_tokens(model)
+        with outputs_of(model, self._blocks) as blocks:
+            outputs = dict(named_outputs(run(model, inputs), self._prefix))
+        tower = "" if inputs.method == "forward" else f"{examples[0].modality}."
+        self._primaries[tower + primary_output(outputs, tower=bool(tower))] = None
+        named = {**{tower + name: tensor for name, tensor in outputs.items()}, **blocks}
+        return [
+            {name: _of_sample(tensor, i, len(examples)) for name, tensor in named.items()} for i in range(len(examples))
+        ]
+
+    def compare(self, original: Sequence[Any], hybrid: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Agreement of each sample's outputs, the original's with themselves and the hybrid's with the original's."""
+        pairs = zip(original, hybrid, strict=True)
+        return [_agreement(a, a) for a in original], [_agreement(a, b) for a, b in pairs]
+
+    def records(self, examples: Sequence[Example], predictions: Sequence[Any]) -> Any:
+        """The sums of every sample and output, ``(samples, outputs, 5)``; 0 for the outputs of another tower."""
+        self._names = list(dict.fromkeys(name for row in predictions for name in row))
+        empty = np.zeros(5)
+        return np.stack([np.stack([row.get(name, empty) for name in self._names]) for row in predictions])
+
+    def score(self, records: Sequence[Any]) -> dict[str, float]:
+        """Agreement over all tokens of all samples."""
+        cosine, tokens, error, norm, same = np.asarray(records).sum(0).T
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = np.where(error == 0, 0.0, np.sqrt(error / norm))
+            columns = {"cosine": cosine / tokens, "relative_error": relative, "top1": same / tokens}
+        parts = {
+            f"{metric}@{name}": float(values[i])
+            for metric, values in columns.items()
+            for i, name in enumerate(self._names)
+            if metric != "top1" or name.endswith("logits")
+        }
+        worst = min(self._primaries, key=lambda name: (parts[f"cosine@{name}"], name))
+        main = {metric: parts[key] for metric in columns if (key := f"{metric}@{worst}") in parts}
+        return {**main, **parts}
+
+
+def _of_sample(tensor: Tensor, index: int, batch: int) -> Tensor:
+    """The part of a block's output that belongs to one sample, whichever dimension its library batches on."""
+    if tensor.shape[0] % batch:
+        return tensor[:, index]
+    # Windows of one image follow each other in the batch.
+    size = tensor.shape[0] // batch
+    return tensor[index * size : (index + 1) * size]
+
+
+def _agreement(original: dict[str, Tensor], other: dict[str, Tensor]) -> _Row:
+    rows: _Row = {}
+    for name, tensor in original.items():
+        sums = Agreement()
+        sums.add(tensor, other[name])
+        rows[name] = np.array([sums.cosine_sum, sums.tokens, sums.squared_error, sums.squared_norm, sums.same])
+    return rows

@@ -1,0 +1,24 @@
+"""Softmax attention with a key mask, exactly as the kernel contract wants it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def softmax_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    """``softmax(scale · q kᵀ) v`` through ``F.scaled_dot_product_attention``; see ``Kernel.forward``."""
+    queries, keys = query.shape[-2], key.shape[-2]
+    if mask is None and (not causal or queries == keys):
+        return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)
+    visible = query.new_ones((1, 1, queries, keys), dtype=torch.bool)
+    if causal:  # SDPA's own is_causal aligns query 0 with key 0, which is wrong where Nq != Nk
+        visible = visible.tril(keys - queries)
+    if mask is not None:
+        visible = visible & mask[:, None, None, :]
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale)
+    # What a row without keys gives depends on SDPA's backend.
+    return out.masked_fill(~visible.any(-1, keepdim=True), 0)

@@ -1,0 +1,62 @@
+"""FLOPs of every site with every candidate kernel, counted from the calls that calibration samples cause."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from latte_convert.adapters.base import Adapter, AttentionCall
+from latte_convert.calibration.capture import routed
+from latte_convert.calibration.feed import Feed, run
+from latte_convert.kernels.cost import CallShape, softmax_flops
+from latte_convert.selection.budget import SiteCost
+
+if TYPE_CHECKING:
+    from latte_convert.selection.trials import Candidates
+
+
+class _Shapes:
+    """Handler that counts the calls of a site by shape, and leaves them to the original."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[CallShape] = Counter()
+
+    def __call__(self, call: AttentionCall) -> Tensor | None:
+        self.counts[call.shape] += call.query.shape[0]
+        return None
+
+
+def site_costs(
+    model: nn.Module, adapter: Adapter, candidates: Candidates, feed: Feed, *, min_tokens: int = 0
+) -> dict[str, SiteCost]:
+    """Run the original once over the samples and count what attention costs.
+
+    Args:
+        model: The original model; left as it was.
+        adapter: The adapter of its library.
+        candidates: The kernels of each site; a site without any counts as exact.
+        feed: Calibration inputs.
+        min_tokens: With fewer keys than this, a kernel costs what the exact branch does.
+
+    Returns:
+        The cost of each site, by name, in the order of ``candidates``.
+    """
+    shapes = {site: _Shapes() for site in candidates}
+    with routed(model, adapter, shapes):
+        for inputs in feed:
+            run(model, inputs)
+    return {
+        site: SiteCost(
+            exact=sum(softmax_flops(shape) * count for shape, count in seen.counts.items()),
+            kernels=tuple(
+                sum(
+                    (kernel.flops(shape) if shape.keys >= min_tokens else softmax_flops(shape)) * count
+                    for shape, count in seen.counts.items()
+                )
+                for kernel in candidates[site]
+            ),
+        )
+        for site, seen in shapes.items()
+    }

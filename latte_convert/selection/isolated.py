@@ -1,0 +1,53 @@
+"""Sensitivity of one site at a time: what converting it alone does to the final output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from latte_convert.adapters.base import Adapter, AttentionSite
+from latte_convert.calibration.feed import Feed
+from latte_convert.calibration.pipeline import Progress, silent
+from latte_convert.selection.scores import Score
+from latte_convert.selection.trials import Candidates, Trial, try_each
+
+
+def isolated_scores(
+    model: nn.Module,
+    adapter: Adapter,
+    sites: Sequence[AttentionSite],
+    candidates: Candidates,
+    feed: Feed,
+    *,
+    min_tokens: int = 0,
+    progress: Progress = silent,
+) -> dict[str, list[Score]]:
+    """Convert one site at a time and score the change of the final output.
+
+    The value is the squared error of the final output over its variance (``Drift.error``): the sum over sites
+    predicts what they do together, where the source paper's score predicts none of it. The final output is the
+    primary one of the model, or of each tower that samples reach.
+
+    Args:
+        model: The original model; left as it was.
+        adapter: The adapter of its library.
+        sites: The sites to score.
+        candidates: The fitted kernels of each of them.
+        feed: Calibration inputs.
+        min_tokens: As in the plan.
+        progress: Told of every sample.
+
+    Returns:
+        The scores of each site, by name, in the order of its candidates; infinite where the output is not finite.
+
+    Raises:
+        CheckpointError: A site is never called.
+    """
+    trials = [Trial(site.name, index) for site in sites for index in range(len(candidates[site.name]))]
+    drifts = try_each(model, adapter, candidates, trials, feed, min_tokens=min_tokens, progress=progress)
+    scores: dict[str, list[Score]] = {site.name: [] for site in sites}
+    for trial in trials:
+        drift = drifts[trial]
+        scores[trial.site].append(Score(drift.error, drift.worst.cosine, drift.worst.mse))
+    return scores

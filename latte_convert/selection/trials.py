@@ -1,0 +1,204 @@
+"""Convert sites on trial and see what becomes of the model's final output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from latte_convert.adapters.base import Adapter, enclosing_block
+from latte_convert.calibration.feed import Feed, Inputs, run
+from latte_convert.calibration.pipeline import Progress, require_calls, silent
+from latte_convert.evaluation.compare import Agreement
+from latte_convert.evaluation.fidelity import named_outputs, primary_output
+from latte_convert.kernels.base import Kernel
+from latte_convert.rewrite.apply import apply
+from latte_convert.selection.replay import Replay
+
+Candidates = Mapping[str, Sequence[Kernel]]
+"""The fitted kernels that each site can get, by site."""
+
+
+class Trial(NamedTuple):
+    """One site with one of its candidate kernels.
+
+    Attributes:
+        site: Name of the site.
+        kernel: Index of the kernel among the candidates of the site.
+    """
+
+    site: str
+    kernel: int
+
+
+@dataclass
+class Spread:
+    """Running sums of an output ``(..., D)``: how much its tokens vary around the mean of each feature."""
+
+    tokens: int = 0
+    total: Tensor | None = None
+    squares: float = 0.0
+
+    def add(self, output: Tensor) -> None:
+        """Add an output of the original."""
+        tokens = output.detach().double().reshape(-1, output.shape[-1])
+        self.tokens += len(tokens)
+        self.total = tokens.sum(0) if self.total is None else self.total + tokens.sum(0)
+        self.squares += float(tokens.square().sum())
+
+    @property
+    def norm(self) -> float:
+        """Sum of squares around the mean; around zero where all tokens are the same, as one alone is."""
+        if self.total is None:
+            return 0.0
+        centred = self.squares - float(self.total.square().sum()) / self.tokens
+        return centred if centred > 1e-9 * self.squares else self.squares
+
+
+@dataclass
+class Drift:
+    """How far the final outputs of a converted model are from the original's, over the samples that reach its sites.
+
+    Attributes:
+        outputs: Agreement of each final output, by name.
+        spreads: Spread of each final output of the original, over all samples that have it.
+    """
+
+    outputs: dict[str, Agreement] = field(default_factory=dict)
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
+
+    def add(self, original: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> None:
+        """Add the final outputs of one sample."""
+        for name, tensor in original.items():
+            self.outputs.setdefault(name, Agreement()).add(tensor, converted[name])
+
+    @property
+    def error(self) -> float:
+        """Squared error over the variance of the original, summed over outputs; infinite where it is not finite.
+
+        What independent errors of several sites do to the output adds up in it, an offset that all tokens share
+        does not hide it, and it is the same scale for every output and tower.
+        """
+        total = 0.0
+        for name, agreement in self.outputs.items():
+            if agreement.squared_error != 0:
+                norm = self.spreads[name].norm
+                total += agreement.squared_error / norm if norm else float("inf")
+        return total if total == total else float("inf")
+
+    @property
+    def worst(self) -> Agreement:
+        """Agreement of the output that suffers most; of a model that no sample reached, perfect."""
+        return min(self.outputs.values(), key=_cosine, default=Agreement(cosine_sum=1.0, tokens=1))
+
+
+def _cosine(agreement: Agreement) -> float:
+    """The cosine of an agreement, minus infinity where it is not a number."""
+    return agreement.cosine if agreement.cosine == agreement.cosine else float("-inf")
+
+
+def final_outputs(output: Any, inputs: Inputs) -> dict[str, Tensor]:
+    """The outputs that stand for a model: the primary one, and its equals.
+
+    These are the embeddings of other towers, and what a detector predicts beside its logits.
+
+    Args:
+        output: What the model, or one tower of it, returned.
+        inputs: What it was called with.
+
+    Returns:
+        Tensors ``(..., D)`` by name, with the tower in front where one tower ran.
+    """
+    named = dict(named_outputs(output))
+    primary = primary_output(named, tower=bool(inputs.tower))
+    place = f"{inputs.tower}." if inputs.tower else ""
+    return {place + name: tensor for name, tensor in named.items() if name == primary or _equals(name, primary)}
+
+
+def _equals(name: str, primary: str) -> bool:
+    """Whether an output is as much what the model is for as its primary one."""
+    if primary.endswith("_embeds"):
+        return name.endswith("_embeds")
+    return primary == "logits" and name.startswith("pred_")
+
+
+def try_plan(
+    model: nn.Module, adapter: Adapter, kernels: Mapping[str, Kernel], feed: Feed, *, min_tokens: int = 0
+) -> Drift:
+    """What converting sites together does to the final output; the model is left as it was."""
+    spreads: dict[str, Spread] = {}
+    drift = Drift(spreads=spreads)
+    for inputs in feed:
+        original = _run_original(model, inputs, spreads)
+        with apply(model, adapter, kernels, min_tokens=min_tokens):
+            drift.add(original, final_outputs(run(model, inputs), inputs))
+    return drift
+
+
+def try_each(
+    model: nn.Module,
+    adapter: Adapter,
+    candidates: Candidates,
+    trials: Iterable[Trial],
+    feed: Feed,
+    *,
+    base: Mapping[str, int] | None = None,
+    min_tokens: int = 0,
+    progress: Progress = silent,
+) -> dict[Trial, Drift]:
+    """What each conversion alone, on top of those made already, does to the final output.
+
+    A trial costs what the model computes from its block on: the rest is played back from a pass without it.
+
+    Args:
+        model: The original model; left as it was.
+        adapter: The adapter of its library.
+        candidates: The fitted kernels of each site.
+        trials: The conversions to try, one at a time.
+        feed: Calibration inputs.
+        base: Index of the kernel of each site that is converted already; a trial of such a site replaces it.
+        min_tokens: As in the plan.
+        progress: Told of every sample.
+
+    Returns:
+        The drift from the original of each trial, over the samples that reach its site.
+
+    Raises:
+        CheckpointError: A site is never called.
+    """
+    trials = list(trials)
+    made = {site: candidates[site][index] for site, index in (base or {}).items()}
+    blocks = {trial.site: enclosing_block(model, trial.site) for trial in trials}
+    replay = Replay(model, blocks.values())
+    spreads: dict[str, Spread] = {}
+    drifts = {trial: Drift(spreads=spreads) for trial in trials}
+    calls = dict.fromkeys(blocks, 0)
+    advance = progress("Trying conversions", len(feed))
+    for inputs in feed:
+        with nullcontext() if made else replay.record():
+            original = _run_original(model, inputs, spreads)
+        if made:
+            with apply(model, adapter, made, min_tokens=min_tokens), replay.record():
+                run(model, inputs)
+        for trial in trials:
+            block = blocks[trial.site]
+            if not replay.reached(block):
+                continue
+            kernels = {**made, trial.site: candidates[trial.site][trial.kernel]}
+            with apply(model, adapter, kernels, min_tokens=min_tokens) as applied, replay.before(block):
+                drifts[trial].add(original, final_outputs(run(model, inputs), inputs))
+            calls[trial.site] += applied.handlers[trial.site].calls
+        advance()
+    require_calls(calls)
+    return drifts
+
+
+def _run_original(model: nn.Module, inputs: Inputs, spreads: dict[str, Spread]) -> dict[str, Tensor]:
+    """Final outputs of the original, counted in ``spreads``."""
+    outputs = final_outputs(run(model, inputs), inputs)
+    for name, tensor in outputs.items():
+        spreads.setdefault(name, Spread()).add(tensor)
+    return outputs

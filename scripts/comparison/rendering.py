@@ -1,0 +1,224 @@
+"""Tables, bars and the plot, from the JSON alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from comparison.kernels import RIVALS
+
+Row = dict[str, Any]
+CLS = "last_hidden_state.prefix"
+PATCHES = "last_hidden_state.patches"
+NEEDED = 0.75
+"""CLS cosine that latte has to reach on DINOv2-S with two thirds of the layers."""
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """All tables: the bars, then for each case all kernels and the ablations."""
+    parts = ["\n".join(["**Bars**", "", *bars(results)])]
+    for case in results["cases"].values():
+        parts.append(main_table(case))
+        parts.extend(filter(None, (tte_jpn_table(case), extras_table(case))))
+    return "\n\n".join(parts) + "\n"
+
+
+def main_table(case: dict[str, Any]) -> str:
+    """Every kernel with the figures for each number of layers side by side."""
+    rows = rows_of(case, "main")
+    counts = levels(rows)
+    timings = case.get("timings", {})
+    shown = " / ".join(map(str, counts))
+    lines = [
+        f"**{case['about']}.** {case['metric']}: {figure(case['original_task'])} of the original. "
+        f"Slashes: {shown} of {rows[0]['of'] if rows else '?'} layers.",
+        "",
+        f"| kernel | FLOPs | ms | MiB | {fidelity_heading(rows)} | relative error | {case['metric']} |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    if "exact" in timings:
+        lines.append(f"| softmax | 100% | {' | '.join(time_cells(timings['exact']))} | - | - | - |")
+    for label in dict.fromkeys(row["kernel"] for row in rows):
+        own = [row for row in rows if row["kernel"] == label]
+        cells = [
+            label,
+            f"{own[-1]['flops_share']:.1%}",
+            *time_cells(timings.get(label)),
+            fidelity_cells(own),
+            " / ".join(figure(row["relative_error"]) for row in own),
+            " / ".join(figure(row["task"]) for row in own),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def tte_jpn_table(case: dict[str, Any]) -> str:
+    """The ablation of the source paper."""
+    rows = rows_of(case, "tte_jpn")
+    if not rows:
+        return ""
+    lines = [
+        f"latte, {rows[0]['sites']} of {rows[0]['of']} layers:",
+        "",
+        f"| | error of the fit | {fidelity_heading(rows)} | relative error | {case['metric']} |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        rest = [fidelity_cells([row]), figure(row["relative_error"]), figure(row["task"])]
+        lines.append(f"| {row['variant']} | {figure(row['fit_error'])} | {' | '.join(rest)} |")
+    return "\n".join(lines)
+
+
+def extras_table(case: dict[str, Any]) -> str:
+    """Kernels against what each of them was given on top."""
+    rows = rows_of(case, "extras")
+    if not rows:
+        return ""
+    variants = list(dict.fromkeys(row["variant"] for row in rows))
+    lines = [
+        f"What the extras do, {rows[0]['sites']} of {rows[0]['of']} layers, {rows[0]['held_out']} held-out samples, "
+        f"{fidelity_heading(rows)} (both: `exact_prefix` and `sigma`):",
+        "",
+        f"| kernel | {' | '.join(variants)} |",
+        "|---" * (len(variants) + 1) + "|",
+    ]
+    for name in dict.fromkeys(row["name"] for row in rows):
+        own = {row["variant"]: row for row in rows if row["name"] == name}
+        cells = [fidelity_cells([own[variant]]) if variant in own else "-" for variant in variants]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def bars(results: dict[str, Any]) -> Iterator[str]:
+    """What the project wants to be true of the real models, and whether it is."""
+    for name, case in results["cases"].items():
+        rows = rows_of(case, "main")
+        if not case["real"] or not rows:
+            continue
+        for count in levels(rows):
+            at = [row for row in rows if row["sites"] == count]
+            yield from beats_monarch(f"{name}, {count} layers", at)
+            yield from beats_rivals(f"{name}, {count} layers", at)
+        if name.startswith("dinov2"):
+            yield from reaches_needed(name, rows)
+
+
+def beats_monarch(where: str, rows: Sequence[Row]) -> Iterator[str]:
+    """The best near_far that needs no more FLOPs than monarch, against it."""
+    for monarch in (row for row in rows if row["name"] == "monarch"):
+        limit = monarch["flops_share"]
+        ours = [row for row in rows if row["name"] == "near_far" and row["flops_share"] <= limit]
+        if ours:
+            best = max(ours, key=cosine)
+            claim = f"{where}: {best['kernel']} ({best['flops_share']:.1%} of the FLOPs) {cosine(best):.4f}"
+            yield line(
+                cosine(best) > cosine(monarch), f"{claim}, {monarch['kernel']} ({limit:.1%}) {cosine(monarch):.4f}"
+            )
+
+
+def beats_rivals(where: str, rows: Sequence[Row]) -> Iterator[str]:
+    """Latte with everything free against the best of the rivals."""
+    ours = [row for row in rows if row["kernel"] == "latte (all free)"]
+    rivals = [row for row in rows if row["name"] in RIVALS]
+    if ours and rivals:
+        best = max(rivals, key=cosine)
+        claim = f"{where}: latte (all free) {cosine(ours[0]):.4f}, best rival {best['kernel']} {cosine(best):.4f}"
+        yield line(cosine(ours[0]) > cosine(best), claim)
+
+
+def reaches_needed(name: str, rows: Sequence[Row]) -> Iterator[str]:
+    """The CLS token of latte with everything free."""
+    for row in rows:
+        if row["kernel"] == "latte (all free)" and row["sites"] == round(2 / 3 * row["of"]):
+            found = row["cosines"][CLS] or 0.0
+            yield line(found >= NEEDED, f"{name}, {row['sites']} layers: CLS of latte (all free) {found:.3f}")
+
+
+def line(holds: bool, claim: str) -> str:
+    """A claim and whether it holds."""
+    return f"- {'yes' if holds else '**no**'}: {claim}"
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Fidelity against FLOPs with two thirds of the layers converted, a panel a case."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cases = [case for case in results["cases"].values() if rows_of(case, "main")]
+    names = list(dict.fromkeys(row["name"] for case in cases for row in rows_of(case, "main")))
+    columns = max(1, min(3, len(cases)))
+    height = max(1, -(-len(cases) // columns))
+    picture, axes = pyplot.subplots(height, columns, figsize=(4.4 * columns, 3.6 * height), squeeze=False)
+    for axis in list(axes.flat)[len(cases) :]:
+        axis.set_visible(False)
+    shown: dict[str, Any] = {}
+    for axis, case in zip(axes.flat, cases, strict=False):
+        panel(axis, case, names)
+        handles, labels = axis.get_legend_handles_labels()
+        shown = dict(zip(labels, handles, strict=True)) | shown
+    picture.legend([shown[name] for name in names], names, loc="lower center", ncols=6)
+    picture.tight_layout(rect=(0, 0.03 + 0.06 / height, 1, 1))
+    picture.savefig(path, dpi=120)
+    pyplot.close(picture)
+
+
+def panel(axis: Any, case: dict[str, Any], names: Sequence[str]) -> None:
+    """One case: a mark for each kernel, higher is better and further left is cheaper."""
+    counts = levels(rows_of(case, "main"))
+    middle = counts[len(counts) // 2]
+    rows = [row for row in rows_of(case, "main") if row["sites"] == middle]
+    for i, name in enumerate(names):
+        own = [row for row in rows if row["name"] == name]
+        if own:
+            where = [100 * row["flops_share"] for row in own], [max(1 - cosine(row), 1e-6) for row in own]
+            axis.plot(*where, marker="osD^vP*X"[i % 8], color=f"C{i % 10}", ls="", alpha=0.8, label=name)
+    axis.set(xscale="log", yscale="log", title=case["about"].split(";")[0])
+    axis.set(xlabel="attention FLOPs, % of exact", ylabel=f"1 - cosine, {middle} of {rows[0]['of']} layers")
+    for ticks in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+        ticks("{x:.3g}")
+    axis.tick_params(axis="x", which="both", labelsize=8)
+    axis.invert_yaxis()
+    axis.grid(alpha=0.3)
+
+
+def rows_of(case: dict[str, Any], table: str) -> list[Row]:
+    """Rows of one table in the order in which they were measured."""
+    return [row for row in case["rows"] if row["table"] == table]
+
+
+def levels(rows: Sequence[Row]) -> list[int]:
+    """Numbers of converted sites that rows are about."""
+    return sorted({row["sites"] for row in rows})
+
+
+def cosine(row: Row) -> float:
+    """The cosine of a row; that of a broken output is no good at all."""
+    value = row["cosine"]
+    return -1.0 if value is None else float(value)
+
+
+def figure(value: float | None) -> str:
+    """Three digits behind the point; a dash for what was not measured or is no number."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def fidelity_heading(rows: Sequence[Row]) -> str:
+    """What ``fidelity_cells`` shows."""
+    return "cosine of CLS, of patches" if rows and CLS in rows[0]["cosines"] else "cosine"
+
+
+def fidelity_cells(rows: Sequence[Row]) -> str:
+    """Cosines of several rows, with CLS and patches apart where a model has them."""
+    if CLS not in rows[0]["cosines"]:
+        return " / ".join(figure(row["cosine"]) for row in rows)
+    return ", ".join(" / ".join(figure(row["cosines"][part]) for row in rows) for part in (CLS, PATCHES))
+
+
+def time_cells(timings: Row | None) -> tuple[str, str]:
+    """Milliseconds and MiB of one call."""
+    if timings is None:
+        return "-", "-"
+    return f"{timings['ms']:.1f}", f"{timings['peak_bytes'] / 2**20:.1f}"

@@ -1,0 +1,51 @@
+"""From recipes to kernels with all their options."""
+
+from __future__ import annotations
+
+import pytest
+
+from latte_convert.calibration.candidates import AUTO, candidates
+from latte_convert.errors import RecipeError
+from latte_convert.kernels.registry import get_kernel
+from latte_convert.recipe import Candidate, Recipe
+
+
+def test_what_helped_a_kernel_is_its_default_and_the_recipe_wins() -> None:
+    (default,) = candidates(Recipe(kernel="latte"))
+    recommended = get_kernel("latte").recommended
+    assert {name: default.options.get(name, False) for name in recommended} == recommended
+    (plain,) = candidates(Recipe(kernel="latte", sigma=False, exact_prefix=False, jpn=False, granularity="head"))
+    assert (plain.options.get("sigma"), plain.options.get("exact_prefix")) == (None, None)
+    assert (plain.options["jpn"], plain.options["granularity"]) == (False, "head")
+
+
+def test_options_of_the_recipe_win_over_everything() -> None:
+    (chosen,) = candidates(Recipe(kernel="latte", sigma=True, options={"sigma": False, "tte": False}))
+    assert chosen.options.get("sigma") is None
+    assert chosen.options["tte"] is False
+
+
+def test_a_setting_of_another_kernel_is_not_passed_on() -> None:
+    (elu,) = candidates(Recipe(kernel="elu", granularity="head"))
+    assert "granularity" not in elu.options
+
+
+def test_auto_has_our_list_or_the_recipes() -> None:
+    assert [each.kernel for each in candidates(Recipe(kernel="auto"))] == [each.kernel for each in AUTO]
+    own = (Candidate(kernel="elu"), Candidate(kernel="latte", options={"jpn": False}))
+    assert [each.kernel for each in candidates(Recipe(kernel="auto", candidates=own))] == ["elu", "latte"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (Recipe(kernel="late"), "unknown kernel 'late' .nearest: latte"),
+        (Recipe(kernel="latte", options={"jnp": True}), "kernel 'latte' has no option 'jnp' .nearest: jpn"),
+        (Recipe(kernel="near_far", options={"clusters": -1}), "options of kernel 'near_far'"),
+        (Recipe(kernel="near_far", options={"window": "big"}), "options of kernel 'near_far'"),
+    ],
+)
+def test_bad_options_are_named(recipe: Recipe, message: str) -> None:
+    with pytest.raises(RecipeError, match=message) as error:
+        candidates(recipe)
+    assert error.value.exit_code == 3

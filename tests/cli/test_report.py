@@ -1,0 +1,144 @@
+"""``latte report``: pages rebuilt and compared from what artifacts record, without a model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from report.samples import make_bench, make_evaluation, make_report
+
+from latte_convert.cli.app import main
+from latte_convert.report.read import read_report
+from latte_convert.report.schema import Report
+from latte_convert.report.write import write_report
+
+Latte = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def latte(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Latte:
+    def run(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["latte", "report", *map(str, args)])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def artifact(path: Path, report: Report) -> Path:
+    path.mkdir()
+    write_report(report, path / "report.json")
+    return path
+
+
+@pytest.fixture
+def hybrid(tmp_path: Path) -> Path:
+    path = artifact(tmp_path / "hybrid", make_report())
+    (path / "bench.json").write_text(make_bench().model_dump_json())
+    (path / "eval-knn.json").write_text(make_evaluation().model_dump_json())
+    return path
+
+
+def test_rebuilds_in_place_with_what_was_measured_since(latte: Latte, hybrid: Path) -> None:
+    code, out, _ = latte(hybrid)
+    assert code == 0
+    assert out.split() == [str(hybrid / "report.html"), str(hybrid / "report.json")]
+    page = (hybrid / "report.html").read_text(encoding="utf-8")
+    assert "Latency and memory" in page
+    assert "98.6 % retained" in page
+    saved = Report.model_validate_json((hybrid / "report.json").read_text(encoding="utf-8"))
+    assert saved.bench == make_bench()
+    first = page
+    assert latte(hybrid)[0] == 0
+    assert (hybrid / "report.html").read_text(encoding="utf-8") == first, "a second time changes nothing"
+
+
+def test_out_and_json(latte: Latte, hybrid: Path, tmp_path: Path) -> None:
+    page = tmp_path / "site" / "dino.html"
+    code, out, _ = latte(hybrid, "--out", page, "--json")
+    assert (code, json.loads(out)) == (0, {"written": [str(page), str(page.with_suffix(".json"))]})
+    assert not (hybrid / "report.html").exists()
+    code, _, err = latte(hybrid, "--out", page)
+    assert code == 3
+    assert "--overwrite" in err
+    assert latte(hybrid, "--out", page, "--overwrite")[0] == 0
+
+
+def test_plots(latte: Latte, hybrid: Path) -> None:
+    pytest.importorskip("matplotlib")
+    code, out, _ = latte(hybrid, "--plots")
+    assert code == 0
+    assert {Path(line).name for line in out.split()} == {path.name for path in hybrid.glob("report*")}
+    assert len(list(hybrid.glob("report-*.png"))) == 6
+
+
+def test_several_side_by_side(latte: Latte, hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = artifact(tmp_path / "careful", make_report(convert=4))
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = latte(hybrid, other)
+    assert (code, out) == (0, "report.html\n")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "2 artifacts side by side" in page
+    assert 'class="wrap">careful<' in page
+    assert latte(hybrid, other)[0] == 3, "a page that is there is not replaced"
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "message"),
+    [
+        (1, ["--out", "page.txt"], "takes an .html file"),
+        (1, ["--compare"], "takes two reports, OLD and NEW, not 1"),
+        (3, ["--compare"], "takes two reports, OLD and NEW, not 3"),
+        (2, ["--plots"], "is for one artifact"),
+    ],
+)
+def test_usage(latte: Latte, hybrid: Path, count: int, options: list[str], message: str) -> None:
+    code, out, err = latte(*[hybrid] * count, *options)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+class TestCompare:
+    def test_no_regression(self, latte: Latte, hybrid: Path) -> None:
+        code, out, _ = latte("--compare", hybrid, hybrid / "report.json", "--tolerance", 1)
+        document = json.loads(out)
+        assert document["regressions"] == ["evaluation.knn.top1.retention"], "the file alone has no evaluation"
+        assert code == 4
+        code, out, _ = latte("--compare", hybrid, hybrid)
+        assert (code, json.loads(out)["ok"]) == (0, True)
+
+    def test_regression(self, latte: Latte, hybrid: Path, tmp_path: Path) -> None:
+        worse = artifact(tmp_path / "worse", make_report(cosine=0.9))
+        code, out, err = latte(hybrid / "report.json", worse, "--compare")
+        assert code == 4
+        assert not json.loads(out)["ok"]
+        assert "fidelity.last_hidden_state.cosine" in err
+        assert latte(hybrid / "report.json", worse, "--compare", "--tolerance", 0.05)[0] == 0
+
+    @pytest.mark.parametrize("content", [None, "{", '{"schema_version": 9}', "[]"])
+    def test_what_is_no_report(self, latte: Latte, hybrid: Path, tmp_path: Path, content: str | None) -> None:
+        path = tmp_path / "other.json"
+        if content is not None:
+            path.write_text(content)
+        code, out, err = latte("--compare", hybrid, path)
+        assert (code, out) == (3, "")
+        assert str(path) in err
+
+
+def test_reading_runs_no_model(hybrid: Path) -> None:
+    import subprocess
+
+    program = (
+        "import sys; from pathlib import Path; from latte_convert.report.read import read_report; "
+        f"read_report(Path({str(hybrid)!r})); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+    assert read_report(hybrid).evaluations == [make_evaluation()]

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import shutil
+
+import jiwer
+import numpy as np
+import pytest
+import soundfile
+import torch
+import transformers
+from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
+
+from latte_convert.errors import DataError
+from latte_convert.evaluation.evaluate import evaluate
+from latte_convert.evaluation.tasks.asr import AsrTask, _normaliser, _utterances
+from latte_convert.evaluation.tasks.base import Example
+
+
+@pytest.fixture
+def speech(shared_data, tmp_path):
+    """The two shortest windows of real speech, with their transcripts."""
+    lines = (shared_data / "an4_windows" / "metadata.csv").read_text().splitlines()
+    paths = {line.split(",")[0]: shared_data / "an4_windows" / line.split(",")[0] for line in lines[1:]}
+    short = sorted(paths, key=lambda name: paths[name].stat().st_size)[:2]
+    for name in short:
+        shutil.copy(paths[name], tmp_path)
+    (tmp_path / "metadata.csv").write_text(
+        "\n".join([lines[0], *(x for x in lines if x.split(",")[0] in short)]) + "\n"
+    )
+    return tmp_path
+
+
+@torch.no_grad()
+def test_whisper_by_the_library_and_jiwer(whisper_artifact, models_dir, speech):
+    report = evaluate(whisper_artifact, "asr", [speech])
+    source = models_dir / "whisper-tiny.en"
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(source).eval()
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(source)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    normalise = EnglishTextNormalizer({})
+    wanted, heard = [], []
+    for line in (speech / "metadata.csv").read_text().splitlines()[1:]:
+        name, text = line.split(",", 1)
+        wave, rate = soundfile.read(speech / name, dtype="float32")
+        features = extractor(wave, sampling_rate=rate, return_tensors="pt")["input_features"]
+        tokens = model.generate(features, do_sample=False)
+        wanted.append(normalise(text))
+        heard.append(normalise(tokenizer.batch_decode(tokens, skip_special_tokens=True)[0]))
+    found = report.metrics["wer"]
+    assert found.original == pytest.approx(jiwer.wer(wanted, heard))
+    assert 0 < found.original < 1  # letters and numbers spelled out, which a recogniser groups in its own way
+    assert report.samples == 2
+    assert found.retention == pytest.approx(max(0.0, 1 - found.hybrid) / (1 - found.original))
+
+
+def test_word_errors_of_known_strings():
+    task = object.__new__(AsrTask)
+    task._normalise = _normaliser(None, None)
+    pairs = [
+        ("The cat sat on the mat.", "the cat sat on a mat", 1, 6),
+        ("It's TWENTY-ONE, Mr. Smith", "it is 21 mister smith", 0, 5),
+        ("HELLO WORLD", "", 2, 2),
+        ("A dog", "a dog barks loudly", 2, 2),
+    ]
+    examples = [Example(str(i), "audio", lambda: "", reference) for i, (reference, *_) in enumerate(pairs)]
+    records = task.records(examples, [heard for _, heard, *_ in pairs])
+    assert records.tolist() == [[errors, words] for *_, errors, words in pairs]
+    assert task.score(records) == {"wer": pytest.approx(5 / 15)}
+
+
+def test_silent_audio_is_named(whisper_artifact, speech):
+    soundfile.write(speech / "zero.wav", np.zeros(16_000, dtype=np.float32), 16_000)
+    with (speech / "metadata.csv").open("a") as file:
+        file.write("zero.wav,NOTHING\n")
+    with pytest.raises(DataError, match=r"metadata.csv:4: zero.wav is silent"):
+        evaluate(whisper_artifact, "asr", [speech])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("gone.wav,HELLO", r"metadata.csv:4: no such file or folder: .*gone.wav"),
+        ("PLACE,", r"metadata.csv:4: 'text' is empty"),
+        ("PLACE,[noise] !!", r"metadata.csv:4: no word is left of the transcript '\[noise\] !!'"),
+        (",HELLO", r"metadata.csv:4: 'file_name' is empty"),
+    ],
+)
+def test_bad_rows_are_named(whisper_artifact, speech, line, message):
+    present = next(speech.glob("*.wav")).name
+    with (speech / "metadata.csv").open("a") as file:
+        file.write(line.replace("PLACE", present) + "\n")
+    with pytest.raises(DataError, match=message):
+        evaluate(whisper_artifact, "asr", [speech])
+
+
+def test_long_speech_is_skipped_and_one_utterance_is_too_few(whisper_artifact, speech):
+    for path in speech.glob("*.wav"):
+        soundfile.write(path, np.full(16_000 * 31, 0.1, dtype=np.float32), 16_000)
+    with pytest.raises(DataError, match="0 usable samples"):
+        evaluate(whisper_artifact, "asr", [speech])
+    (speech / "metadata.csv").write_text("file_name,text\n" + next(speech.glob("*.wav")).name + ",HELLO\n")
+    with pytest.raises(DataError, match="1 usable sample"):
+        evaluate(whisper_artifact, "asr", [speech])
+
+
+def test_librispeech_layout(tmp_path):
+    chapter = tmp_path / "84" / "121"
+    chapter.mkdir(parents=True)
+    (chapter / "84-121-0000.flac").write_bytes(b"x")
+    table = chapter / "84-121.trans.txt"
+    table.write_text("84-121-0000 GO ON\n")
+    assert list(_utterances(tmp_path)) == [(f"{table}:1", chapter / "84-121-0000.flac", "GO ON")]
+    table.write_text("84-121-0000 GO ON\n84-121-0001 STOP\n")
+    with pytest.raises(DataError, match=r"84-121.trans.txt:2: there is no audio file 84-121-0001"):
+        list(_utterances(tmp_path))
+
+
+def test_a_folder_without_transcripts(tmp_path):
+    with pytest.raises(DataError, match=r"has no transcripts: add metadata.csv with the columns file_name and text"):
+        list(_utterances(tmp_path))

@@ -1,0 +1,276 @@
+"""What every kernel promises, for every name in the registry."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from latte_convert.adapters.base import TokenLayout
+from latte_convert.bench.flops import measured_flops
+from latte_convert.errors import UsageError
+from latte_convert.kernels import Kernel, get_kernel, kernel_names
+from latte_convert.kernels.cost import CallShape
+from latte_convert.kernels.reference.softmax import softmax_reference
+
+HEADS, DIM, SCALE = 2, 16, 0.25
+GRID = (8, 8)
+TOKENS = 1 + GRID[0] * GRID[1]
+LAYOUT = TokenLayout(prefix=1, grid=GRID)
+BLOCKWISE = {"monarch", "near_far"}
+"""Kernels for which a masked key still has its place in a block or window: removing it moves the others."""
+every_kernel = pytest.mark.parametrize("name", kernel_names())
+
+
+def build(name: str, *, dim: int = DIM, **options: Any) -> Kernel:
+    """A kernel whose parameters are a little off their initial values."""
+    torch.manual_seed(3)
+    kernel = get_kernel(name)(HEADS, dim, **options)
+    with torch.no_grad():
+        for parameter in kernel.parameters():
+            parameter.add_(0.1 * torch.rand_like(parameter))
+    return kernel
+
+
+def tokens(*counts: int, dim: int = DIM, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Query, key and value as views of ``(B, N, H, d)`` projections; two counts are those of queries and keys."""
+    queries, keys = (counts * 2)[:2]
+    return [torch.randn(2, n, HEADS, dim).transpose(1, 2).to(dtype) for n in (queries, keys, keys)]
+
+
+def first_sample_masked(keys: int) -> Tensor:
+    """The first sample sees no key, the second about half of them."""
+    mask = torch.rand(2, keys) > 0.5
+    mask[0], mask[1, 0] = False, True
+    return mask
+
+
+def attend(kernel: Kernel, inputs: list[Tensor], **call: Any) -> Tensor:
+    out: Tensor = kernel(*inputs, scale=SCALE, **{"layout": LAYOUT, **call})
+    return out
+
+
+# --- outputs ---
+
+
+@every_kernel
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_output_has_shape_and_dtype_of_the_query_and_is_finite_at_large_logits(
+    name: str, dtype: torch.dtype
+) -> None:
+    kernel = build(name)
+    query, key, value = tokens(TOKENS)
+    largest = (SCALE * query @ key.mT).abs().max()
+    query, key = query * (50 / largest).sqrt(), key * (50 / largest).sqrt()
+    inputs = [t.to(dtype) for t in (query, key, value)]
+    for causal in (False, True) if kernel.causal_form else (False,):
+        out = attend(kernel, inputs, causal=causal)
+        assert out.shape == query.shape
+        assert out.dtype is dtype
+        assert out.isfinite().all()
+
+
+@every_kernel
+def test_queries_and_keys_may_be_different_tokens_or_the_kernel_says_no(name: str) -> None:
+    kernel, inputs = build(name), tokens(9, TOKENS)
+    across = TokenLayout(prefix=1, grid=GRID, aligned=False)
+    if kernel.cross_form:
+        assert attend(kernel, inputs, layout=across).shape == (2, HEADS, 9, DIM)
+    else:
+        with pytest.raises(UsageError, match=name):
+            attend(kernel, inputs, layout=across)
+
+
+@every_kernel
+def test_the_future_does_not_change_the_past_or_the_kernel_says_no(name: str) -> None:
+    kernel, inputs = build(name), tokens(130)
+    if not kernel.causal_form:
+        with pytest.raises(UsageError, match=name):
+            attend(kernel, inputs, causal=True, layout=None)
+        return
+    for last in (1, 64, 100):
+        changed = [torch.cat([t[:, :, :last], 50 * torch.randn_like(t[:, :, last:])], dim=2) for t in inputs]
+        out, other = (attend(kernel, qkv, causal=True, layout=None) for qkv in (inputs, changed))
+        # Not bit for bit: where a tensor lies in memory decides how its products are summed up.
+        torch.testing.assert_close(out[:, :, :last], other[:, :, :last], rtol=0, atol=2e-6)
+        assert not torch.equal(out[:, :, last:], other[:, :, last:])
+
+
+@every_kernel
+def test_two_runs_are_equal(name: str) -> None:
+    kernel, inputs = build(name), tokens(TOKENS)
+    assert torch.equal(attend(kernel, inputs), attend(kernel, inputs))
+
+
+@every_kernel
+def test_options_and_state_rebuild_the_kernel(name: str) -> None:
+    for extras in ({}, {"exact_prefix": True, "key_shift": True, "sigma": True, "bias": True, "output_map": True}):
+        kernel, inputs = build(name, **extras), tokens(TOKENS)
+        torch.manual_seed(99)  # whatever is random must come from the options or the state
+        rebuilt = get_kernel(name)(HEADS, DIM, **json.loads(json.dumps(kernel.options)))
+        rebuilt.load_state_dict(kernel.state_dict(), strict=True)
+        assert rebuilt.options == kernel.options
+        assert torch.equal(attend(rebuilt, inputs), attend(kernel, inputs))
+
+
+@every_kernel
+def test_fitted_state_is_float32(name: str) -> None:
+    state = build(name, sigma=True, bias=True).state_dict()
+    assert {"sigma", "bias"} <= set(state)
+    assert {t.dtype for t in state.values() if t.is_floating_point()} == {torch.float32}
+
+
+@every_kernel
+def test_an_unknown_option_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match="zzz"):
+        get_kernel(name)(HEADS, DIM, zzz=1)  # type: ignore[call-arg]
+
+
+# --- masks ---
+
+
+@pytest.mark.parametrize("name", sorted(set(kernel_names()) - BLOCKWISE))
+def test_masking_keys_is_removing_them(name: str) -> None:
+    kernel = build(name)
+    query, key, value = tokens(TOKENS)
+    key[:, :, 7] *= 30  # a masked key may be far larger than those that are seen
+    seen = torch.rand(TOKENS) > 0.4
+    seen[7] = False
+    masked = attend(kernel, [query, key, value], mask=seen.expand(2, -1), layout=None)
+    removed = attend(kernel, [query, key[:, :, seen], value[:, :, seen]], layout=None)
+    torch.testing.assert_close(masked, removed, rtol=1e-5, atol=1e-5)
+
+
+@every_kernel
+def test_what_is_masked_does_not_matter(name: str) -> None:
+    kernel, inputs, mask = build(name), tokens(TOKENS), first_sample_masked(TOKENS)
+    hidden = ~mask[:, None, :, None]
+    # The queries stay: they may be those of the same tokens.
+    other = [inputs[0], *(torch.where(hidden, 7 * torch.randn_like(t), t) for t in inputs[1:])]
+    torch.testing.assert_close(
+        attend(kernel, inputs, mask=mask), attend(kernel, other, mask=mask), rtol=1e-4, atol=1e-5
+    )
+
+
+@every_kernel
+def test_a_sample_without_keys_is_zero_and_no_gradient_is_nan(name: str) -> None:
+    kernel = build(name, sigma=True, bias=True, output_map=True, key_shift=True)
+    for causal in (False, True) if kernel.causal_form else (False,):
+        inputs = [t.requires_grad_() for t in tokens(TOKENS)]
+        out = attend(kernel, inputs, mask=first_sample_masked(TOKENS), causal=causal)
+        assert torch.equal(out[0], torch.zeros_like(out[0]))
+        assert out[1].abs().sum() > 0
+        trained = [*inputs, *kernel.parameters()]
+        gradients = torch.autograd.grad(out.square().sum(), trained, allow_unused=True)
+        assert all(g.isfinite().all() for g in gradients if g is not None)
+        assert gradients[2] is not None
+        assert gradients[2].any()
+
+
+@every_kernel
+def test_an_additive_mask_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"torch\.bool of shape \(2, 65\)"):
+        attend(build(name), tokens(TOKENS), mask=torch.zeros(2, TOKENS))
+
+
+# --- extras ---
+
+
+@every_kernel
+def test_sigma_then_map_then_bias_on_the_output(name: str) -> None:
+    plain = build(name)
+    kernel = build(name, sigma=True, bias=True, output_map=True)
+    kernel.load_state_dict(plain.state_dict(), strict=False)
+    assert kernel.sigma is not None
+    assert kernel.bias is not None
+    assert kernel.output_map is not None
+    inputs, mask = tokens(64), first_sample_masked(64)
+    layout = TokenLayout(grid=GRID)  # without a prefix, whose rows a kernel may keep exact
+    with torch.no_grad():
+        for parameter in (kernel.sigma, kernel.bias, kernel.output_map):
+            parameter.copy_(torch.randn_like(parameter))
+        heads = attend(plain, inputs, mask=mask, layout=layout).transpose(1, 2) * kernel.sigma.reshape(HEADS, DIM)
+        expected = torch.einsum("bnhc,hce->bnhe", heads, kernel.output_map) + kernel.bias.reshape(HEADS, DIM)
+        expected[0] = 0
+        actual = attend(kernel, inputs, mask=mask, layout=layout).transpose(1, 2)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@every_kernel
+def test_the_shift_is_subtracted_from_the_keys(name: str) -> None:
+    plain = build(name)
+    kernel = build(name, key_shift=True)
+    kernel.load_state_dict(plain.state_dict(), strict=False)
+    query, key, value = tokens(TOKENS)
+    assert kernel.shift is not None
+    with torch.no_grad():
+        kernel.shift.copy_(torch.randn_like(kernel.shift))
+    shifted = attend(kernel, [query, key, value])
+    expected = attend(plain, [query, key - kernel.shift[:, None], value])
+    torch.testing.assert_close(shifted, expected, rtol=1e-5, atol=1e-5)
+    if name == "exact":
+        torch.testing.assert_close(shifted, attend(plain, [query, key, value]), rtol=1e-5, atol=1e-5)
+
+
+@every_kernel
+@pytest.mark.parametrize("masked", [False, True])
+def test_exact_prefix_rows_are_softmax(name: str, masked: bool) -> None:
+    plain = build(name)
+    kernel = build(name, exact_prefix=True)
+    kernel.load_state_dict(plain.state_dict())
+    layout = TokenLayout(prefix=3, grid=GRID)
+    inputs = tokens(3 + 64)
+    mask = first_sample_masked(3 + 64) if masked else None
+    out = attend(kernel, inputs, mask=mask, layout=layout)
+    expected = softmax_reference(inputs[0][:, :, :3], *inputs[1:], scale=SCALE, mask=mask)
+    torch.testing.assert_close(out[:, :, :3], expected, rtol=1e-5, atol=1e-5)
+    assert out.shape == inputs[0].shape
+    if name not in BLOCKWISE:
+        rest = attend(plain, inputs, mask=mask, layout=layout)[:, :, 3:]
+        torch.testing.assert_close(out[:, :, 3:], rest, rtol=1e-5, atol=1e-5)
+
+
+# --- cost ---
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that any operator returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, Tensor):
+                # What is allocated: an expanded view has no elements of its own.
+                self.numel = max(self.numel, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return out
+
+
+@pytest.mark.parametrize("name", sorted(set(kernel_names()) - {"exact"}))
+def test_no_tensor_is_more_than_a_few_times_the_inputs(name: str) -> None:
+    count = 1024
+    kernel = get_kernel(name)(1, DIM)
+    inputs = [torch.randn(1, 1, count, DIM) for _ in range(3)]
+    bound = 8 * 4 * count * DIM  # query, key, value and output; half of count²
+    for causal in (False, True) if kernel.causal_form else (False,):
+        with torch.no_grad(), LargestTensor() as largest:
+            attend(kernel, inputs, causal=causal, layout=None if causal else TokenLayout(grid=(32, 32)))
+        assert count * DIM <= largest.numel <= bound
+
+
+@every_kernel
+@pytest.mark.parametrize("exact_prefix", [False, True])
+def test_flops_are_those_that_run(name: str, exact_prefix: bool) -> None:
+    dim = 32
+    kernel = build(name, dim=dim, exact_prefix=exact_prefix)
+    query, key, value = (t[:1] for t in tokens(TOKENS, dim=dim))
+    with torch.no_grad():
+        counted, _ = measured_flops(lambda: attend(kernel, [query, key, value]))
+    shape = CallShape(TOKENS, TOKENS, HEADS, dim, dim, prefix=1, grid=GRID)
+    assert kernel.flops(shape) > 0
+    assert kernel.flops(shape) == pytest.approx(counted, rel=0.02)

@@ -1,0 +1,97 @@
+"""The fitted kernel against its specification, and what its fit finds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from latte_convert.adapters.base import AttentionCall, TokenLayout
+from latte_convert.calibration.stages import descent
+from latte_convert.calibration.stages.descent import DescentStage
+from latte_convert.kernels.fitted import FittedKernel
+from latte_convert.kernels.reference.fitted import fitted_reference
+from latte_convert.kernels.reference.softmax import softmax_reference
+
+HEADS, DIM = 3, 8
+
+
+def kernel(features: int = 5) -> FittedKernel:
+    torch.manual_seed(0)
+    fitted = FittedKernel(HEADS, DIM, features=features)
+    with torch.no_grad():
+        for parameter in fitted.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    return fitted
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(70, 70), (4, 9), (9, 4)])
+def test_equals_the_reference(queries: int, keys: int, causal: bool, masked: bool) -> None:
+    fitted = kernel()
+    query, key, value = (
+        torch.randn(2, HEADS, queries, DIM),
+        torch.randn(2, HEADS, keys, DIM),
+        torch.randn(2, 3, keys, 6),
+    )
+    mask = torch.stack([torch.zeros(keys, dtype=torch.bool), torch.arange(keys) != 2]) if masked else None
+    call = {"scale": 0.4, "mask": mask, "causal": causal}
+    expected = fitted_reference(query, key, value, **dict(fitted.named_parameters()), **call)
+    torch.testing.assert_close(fitted(query, key, value, **call), expected, rtol=1e-4, atol=1e-5)
+
+
+def call(seed: int, *, causal: bool = False, tokens: int = 80) -> AttentionCall:
+    """Tokens around six centres that all samples share: there is something to learn."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = 3 * torch.randn(3, 6, DIM, generator=torch.Generator().manual_seed(7))
+    kinds = torch.randint(6, (1, HEADS, tokens), generator=generator)
+    noise = 0.3 * torch.randn(3, 1, HEADS, tokens, DIM, generator=generator)
+    query, key, value = (centre[kinds] + one for centre, one in zip(centres, noise, strict=True))
+    return AttentionCall(
+        module=torch.nn.Identity(), query=query, key=key, value=value, scale=DIM**-0.5, mask=None, causal=causal,
+        layout=TokenLayout(), exact=lambda: softmax_reference(query, key, value, scale=DIM**-0.5, causal=causal),
+    )  # fmt: skip
+
+
+def fit(fitted: FittedKernel, calls: list[AttentionCall]) -> None:
+    stage = DescentStage(fitted, None, 0, list(fitted.parameters()))
+    for one in calls:
+        stage.observe(one, one.exact()[0])
+    assert stage.end_pass()
+
+
+def error(fitted: FittedKernel, calls: list[AttentionCall]) -> float:
+    with torch.no_grad():
+        outputs = [(fitted(c.query, c.key, c.value, scale=c.scale, causal=c.causal), c.exact()) for c in calls]
+    return sum(float((a - b).square().sum()) for a, b in outputs) / sum(float(b.square().sum()) for _, b in outputs)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_descent_helps_on_samples_it_has_not_seen(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descent, "STEPS", 60)
+    fitted = FittedKernel(HEADS, DIM)
+    held_out = [call(seed, causal=causal) for seed in (100, 101)]
+    before = error(fitted, held_out)
+    fit(fitted, [call(seed, causal=causal) for seed in range(4)])
+    assert error(fitted, held_out) < 0.8 * before
+    assert all(parameter.grad is None for parameter in fitted.parameters())
+
+
+def test_descent_is_deterministic_and_keeps_a_bounded_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descent, "STEPS", 5)
+    monkeypatch.setattr(descent, "TOKENS", 32)
+    calls = [call(seed) for seed in range(descent.SAMPLES + 3)]
+    first, second = FittedKernel(HEADS, DIM), FittedKernel(HEADS, DIM)
+    stage = DescentStage(first, None, 0, list(first.parameters()))
+    for one in calls:
+        stage.observe(one, one.exact()[0])
+    assert len(stage._kept) == descent.SAMPLES
+    assert all(part.shape[2] == 32 for kept in stage._kept for part in kept[:3])
+    assert stage.end_pass()
+    fit(second, calls)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_features_below_one_are_refused() -> None:
+    with pytest.raises(ValueError, match="features must be at least 1"):
+        FittedKernel(HEADS, DIM, features=0)

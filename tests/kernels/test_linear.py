@@ -1,0 +1,179 @@
+"""Attention by feature maps: its sums, and the kernels that are a feature map against their specifications."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from latte_convert.kernels import Kernel, get_kernel
+from latte_convert.kernels.cost import CallShape
+from latte_convert.kernels.linear import CAUSAL_CHUNK, linear_attention, linear_flops
+from latte_convert.kernels.reference.common import visible_keys
+from latte_convert.kernels.reference.elu import elu_reference
+from latte_convert.kernels.reference.performer import performer_reference
+from latte_convert.kernels.reference.qt_vit import qt_vit_reference
+from latte_convert.kernels.reference.relu import relu_reference
+from latte_convert.kernels.reference.taylor2 import taylor2_reference
+
+HEADS, DIM, VALUE_DIM, SCALE = 3, 8, 6, 0.3
+SHAPES = [(1, 1), (7, 7), (130, 130), (5, 70), (70, 5), (64, 192)]
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+NARROW = (torch.float32, torch.float16, torch.bfloat16)
+REFERENCES: dict[str, Callable[..., Tensor]] = {
+    "elu": lambda kernel, *qkv, scale, **call: elu_reference(*qkv, **call),
+    "relu": lambda kernel, *qkv, scale, **call: relu_reference(*qkv, **call),
+    "qt_vit": lambda kernel, *qkv, **call: qt_vit_reference(*qkv, **call),
+    "taylor2": lambda kernel, *qkv, **call: taylor2_reference(*qkv, alpha=kernel.alpha, **call),
+    "performer": lambda kernel, *qkv, **call: performer_reference(*qkv, projection=kernel.projection, **call),
+}
+every_kernel = pytest.mark.parametrize("name", sorted(REFERENCES))
+both_forms = pytest.mark.parametrize("causal", [False, True])
+
+
+def build(name: str) -> Kernel:
+    kernel = get_kernel(name)(HEADS, DIM)
+    with torch.no_grad():
+        for parameter in kernel.parameters():
+            parameter.sub_(0.7)
+    return kernel
+
+
+def tokens(queries: int, keys: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Query, key and value in the layout of real callers: views of ``(B, N, H, d)`` projections."""
+    sizes = [(queries, DIM), (keys, DIM), (keys, VALUE_DIM)]
+    return [torch.randn(2, n, HEADS, d).transpose(1, 2).to(dtype) for n, d in sizes]
+
+
+def some_mask(keys: int) -> Tensor:
+    """Two rows of random keys: the first of them sees none at all."""
+    return torch.stack([torch.zeros(keys, dtype=torch.bool), torch.rand(keys) > 0.4])
+
+
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    assert actual.dtype is expected.dtype
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+# --- the kernels ---
+
+
+@every_kernel
+@pytest.mark.parametrize(("masked", "causal"), list(itertools.product((False, True), repeat=2)))
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [*((shape, torch.float64) for shape in SHAPES), *(((130, 130), dtype) for dtype in NARROW)]
+)
+def test_outputs_and_gradients_equal_the_reference(
+    name: str, shape: tuple[int, int], masked: bool, causal: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(1)
+    kernel, inputs = build(name), [t.requires_grad_() for t in tokens(*shape, dtype=dtype)]
+    call: dict[str, Any] = {"scale": SCALE, "mask": some_mask(shape[1]) if masked else None, "causal": causal}
+    actual, expected = kernel(*inputs, **call), REFERENCES[name](kernel, *inputs, **call)
+    assert_close(actual, expected, TOLERANCE[dtype])
+    weight = torch.randn_like(expected)
+    leaves = [*inputs, *kernel.parameters()]
+    got = torch.autograd.grad((actual * weight).sum(), leaves)
+    wanted = torch.autograd.grad((expected * weight).sum(), leaves)
+    for one, other in zip(got, wanted, strict=True):
+        # The gradient of a parameter sums over all tokens, and one past an almost empty divisor is large.
+        size = max(1.0, other.abs().max().item())
+        assert_close(one / size, other / size, TOLERANCE[dtype])
+
+
+@every_kernel
+@both_forms
+@pytest.mark.parametrize(("queries", "keys"), [(100, 100), (130, 70), (50, 150)])
+def test_flops_are_those_that_run(name: str, queries: int, keys: int, causal: bool) -> None:
+    kernel, inputs = build(name), [t[:1] for t in tokens(queries, keys)]
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        kernel(*inputs, scale=SCALE, causal=causal)
+    # The plain sum over values is a product with a row of ones in LATTE's bidirectional form.
+    padding = 2 * keys * HEADS * VALUE_DIM if name == "qt_vit" and not causal else 0
+    shape = CallShape(queries, keys, HEADS, DIM, VALUE_DIM, causal=causal)
+    assert kernel.flops(shape) + padding == counter.get_total_flops()
+
+
+@every_kernel
+@both_forms
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_large_keys_stay_finite_and_accurate_at_many_tokens(name: str, dtype: torch.dtype, causal: bool) -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, HEADS, 2048, DIM).to(dtype) for _ in range(3)]
+    inputs[1] = inputs[1] * 50
+    out = build(name)(*inputs, scale=SCALE, causal=causal)
+    exact = build(name)(*(t.double() for t in inputs), scale=SCALE, causal=causal)
+    assert_close(out, exact.to(dtype), TOLERANCE[dtype])
+
+
+@every_kernel
+@both_forms
+def test_autocast_keeps_the_sums_in_float32(name: str, causal: bool) -> None:
+    kernel, inputs = build(name), tokens(40, 40)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = kernel(*inputs, scale=SCALE, causal=causal)
+    assert torch.equal(out, kernel(*inputs, scale=SCALE, causal=causal))
+
+
+@every_kernel
+def test_a_call_without_queries_is_empty(name: str) -> None:
+    assert build(name)(*tokens(0, 5), scale=SCALE).shape == (2, HEADS, 0, VALUE_DIM)
+
+
+# --- the sums ---
+
+
+def test_two_keys_by_hand() -> None:
+    """Weights 2·1 + 1·1 = 3 and 2·0 + 1·5 = 5."""
+    query = torch.tensor([[[[2.0, 1.0]]]])
+    key = torch.tensor([[[[1.0, 1.0], [0.0, 5.0]]]])
+    value = torch.tensor([[[[8.0], [16.0]]]])
+    assert linear_attention(query, key, value).item() == pytest.approx((3 * 8 + 5 * 16) / 8)
+    assert linear_attention(query, key, value, eps=2.0).item() == pytest.approx((3 * 8 + 5 * 16) / 10)
+    first = linear_attention(query, key, value, mask=torch.tensor([[True, False]]))
+    assert first.item() == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize(("masked", "causal"), list(itertools.product((False, True), repeat=2)))
+@pytest.mark.parametrize(("queries", "keys"), [*SHAPES, (CAUSAL_CHUNK + 1, CAUSAL_CHUNK)])
+def test_features_weigh_the_values(queries: int, keys: int, masked: bool, causal: bool) -> None:
+    phi_q, phi_k, value = (t.double().abs() for t in tokens(queries, keys))
+    mask = some_mask(keys) if masked else None
+    weights = (phi_q @ phi_k.mT) * visible_keys(phi_q, phi_k, mask, causal)
+    expected = weights @ value / weights.sum(-1, keepdim=True).clamp_min(1e-300)
+    actual = linear_attention(phi_q, phi_k, value, mask=mask, causal=causal)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+@both_forms
+def test_features_in_half_precision_are_summed_in_float32(causal: bool) -> None:
+    ones = torch.ones(1, 1, 5000, 1, dtype=torch.float16)  # 2049 is no float16
+    value = torch.arange(5000.0).reshape(1, 1, -1, 1)
+    out = linear_attention(ones, ones, value, causal=causal)
+    assert out.dtype is torch.float32
+    assert out[0, 0, -1].item() == pytest.approx(4999 / 2)
+
+
+@both_forms
+def test_a_zero_divisor_gives_zeros_and_finite_gradients(causal: bool) -> None:
+    """Features 1 and -1 cancel in the divisor, though not in the numerator."""
+    query = torch.ones(1, 1, 2, 1, requires_grad=True)
+    key = torch.tensor([[[[1.0], [-1.0]]]], requires_grad=True)
+    value = torch.tensor([[[[1.0], [5.0]]]], requires_grad=True)
+    out = linear_attention(query, key, value, causal=causal)
+    assert out[0, 0, 1].item() == 0
+    gradients = torch.autograd.grad(out.sum(), [query, key, value])
+    assert all(g.isfinite().all() for g in gradients)
+
+
+@both_forms
+def test_flops_of_the_sums(causal: bool) -> None:
+    phi_q, phi_k, value = torch.rand(1, HEADS, 70, 11), torch.rand(1, HEADS, 150, 11), torch.rand(1, HEADS, 150, 6)
+    with FlopCounterMode(display=False) as counter:
+        linear_attention(phi_q, phi_k, value, causal=causal)
+    assert linear_flops(CallShape(70, 150, HEADS, DIM, 6, causal=causal), 11) == counter.get_total_flops()

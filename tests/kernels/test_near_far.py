@@ -1,0 +1,401 @@
+"""near_far against its definition, its limits, and what its pieces promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from latte_convert.adapters.base import TokenLayout
+from latte_convert.bench.flops import measured_flops
+from latte_convert.errors import UsageError
+from latte_convert.kernels.clustering import cell_counts, grid_cells, sums_by
+from latte_convert.kernels.cost import CallShape, softmax_flops
+from latte_convert.kernels.near_far import NearFarKernel, assign_keys, near_far_attention
+from latte_convert.kernels.near_far_windows import Tiling
+from latte_convert.kernels.reference.near_far import assign_reference, near_far_reference, region
+from latte_convert.kernels.reference.softmax import softmax_reference
+
+HEADS, DIM, SCALE = 2, 20, 0.4
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+CASES = [  # prefix, grid or length, window, halo, clusters, steps
+    (1, (6, 6), 2, 1, 9, 1),
+    (0, (5, 7), 3, 1, 6, 2),
+    (3, (7, 4), 2, 2, 4, 1),
+    (2, (1, 23), 3, 0, 5, 1),
+    (0, 37, 2, 1, 7, 3),
+    (1, 30, 0, 0, 8, 1),
+    (0, (6, 5), 0, 0, 5, 0),
+    (1, (6, 6), 2, 1, 9, 0),
+    (5, 3, 1, 1, 2, 1),
+    (0, (4, 4), 9, 4, 4, 1),
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def size_of(grid: tuple[int, int] | int) -> int:
+    return grid if isinstance(grid, int) else grid[0] * grid[1]
+
+
+def tokens(
+    queries: int, keys: int, *, dim: int = DIM, value_dim: int = DIM, dtype: Any = torch.float64
+) -> list[Tensor]:
+    """Query, key and value as views of ``(B, N, H, d)`` projections; queries have a mean, as in real models."""
+    torch.manual_seed(queries + keys)
+    sizes = [(queries, DIM), (keys, DIM), (keys, value_dim)]
+    query, key, value = (torch.randn(2, n, HEADS, d, dtype=torch.float64).transpose(1, 2) for n, d in sizes)
+    return [t.to(dtype) for t in (query + 1, key, value)]
+
+
+def some_mask(keys: int) -> Tensor:
+    """The first sample sees no key, the second about 60 %."""
+    torch.manual_seed(keys)
+    mask = torch.rand(2, keys) > 0.4
+    mask[0] = False
+    return mask
+
+
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+# --- parity with the definition ---
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_and_gradients_equal_the_reference(case: tuple[Any, ...], masked: bool) -> None:
+    prefix, grid, window, halo, clusters, steps = case
+    count = size_of(grid)
+    inputs = [t.requires_grad_() for t in tokens(count, prefix + count, value_dim=6)]
+    mask = some_mask(prefix + count) if masked else None
+    grid = None if isinstance(grid, int) else grid
+    call = {"scale": SCALE, "prefix": prefix, "grid": grid, "mask": mask}
+    assign = assign_keys(*inputs[:2], clusters=clusters, steps=steps, **call)
+    actual = near_far_attention(*inputs, window=window, halo=halo, clusters=clusters, steps=steps, **call)
+    expected = near_far_reference(*inputs, assign=assign, window=window, halo=halo, **call)
+    assert_close(actual, expected, 1e-9)
+    upstream = torch.randn_like(expected)
+    gradients = (torch.autograd.grad(out, inputs, upstream) for out in (actual, expected))
+    for one, other in zip(*gradients, strict=True):
+        assert_close(one, other, 1e-8)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_keys_are_assigned_as_the_reference_does(case: tuple[Any, ...], masked: bool) -> None:
+    prefix, grid, _, _, clusters, steps = case
+    count = size_of(grid)
+    query, key, _ = tokens(count, prefix + count)
+    mask = some_mask(prefix + count) if masked else None
+    grid = None if isinstance(grid, int) else grid
+    actual = assign_keys(query, key, scale=SCALE, prefix=prefix, grid=grid, clusters=clusters, steps=steps, mask=mask)
+    expected = assign_reference(
+        query,
+        key[:, :, prefix:],
+        scale=SCALE,
+        grid=grid,
+        cells=cell_counts(grid or (count, 1), clusters),
+        channels=16,
+        steps=steps,
+        mask=None if mask is None else mask[:, prefix:],
+    )
+    seen = torch.ones_like(actual, dtype=torch.bool) if mask is None else mask[:, None, prefix:].expand_as(actual)
+    assert torch.equal(actual[seen], expected[seen])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("masked", [False, True])
+def test_every_dtype_with_and_without_the_fused_route(dtype: torch.dtype, masked: bool) -> None:
+    inputs = tokens(64, 66, dtype=dtype)
+    mask = some_mask(66) if masked else None
+    call = {"scale": SCALE, "prefix": 2, "grid": (8, 8), "mask": mask}
+    assign = assign_keys(*inputs[:2], clusters=9, steps=1, **call)
+    expected = near_far_reference(*inputs, assign=assign, window=3, halo=1, **call)
+    settings_ = {"window": 3, "halo": 1, "clusters": 9, **call}
+    with torch.no_grad():
+        assert_close(near_far_attention(*inputs, **settings_), expected, TOLERANCE[dtype])
+    inputs = [t.requires_grad_() for t in inputs]
+    out = near_far_attention(*inputs, **settings_)
+    assert_close(out.detach(), expected, TOLERANCE[dtype])
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), inputs))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_cross_attention_sees_prefix_and_clusters(masked: bool) -> None:
+    inputs = tokens(5, 32)
+    call = {"scale": SCALE, "prefix": 2, "grid": (5, 6), "mask": some_mask(32) if masked else None}
+    assign = assign_keys(*inputs[:2], clusters=9, steps=1, aligned=False, **call)
+    out = near_far_attention(*inputs, aligned=False, clusters=9, **call)
+    assert_close(out, near_far_reference(*inputs, assign=assign, **call), 1e-9)
+
+
+# --- limits ---
+
+
+def kernel(**options: Any) -> NearFarKernel:
+    return NearFarKernel(HEADS, DIM, **options)
+
+
+@pytest.mark.parametrize(
+    ("layout", "count"),
+    [
+        (None, 1),
+        (None, 40),
+        (TokenLayout(prefix=60), 40),
+        (TokenLayout(prefix=40), 40),
+        (TokenLayout(prefix=1, grid=(3, 13)), 40),
+        (TokenLayout(prefix=1, grid=(8, 8)), 40),
+        (TokenLayout(prefix=4, grid=(1, 36)), 40),
+        (TokenLayout(prefix=4, grid=(6, 6), aligned=False), 40),
+    ],
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_window_over_the_whole_sequence_is_softmax(layout: TokenLayout | None, count: int, masked: bool) -> None:
+    inputs = tokens(count, count, dtype=torch.float32)
+    mask = some_mask(count) if masked else None
+    out = kernel(window=64)(*inputs, scale=SCALE, mask=mask, layout=layout)
+    assert_close(out, softmax_reference(*inputs, scale=SCALE, mask=mask), 1e-5)
+
+
+@pytest.mark.parametrize("halo", [3, 50])
+def test_a_halo_over_the_whole_grid_is_softmax(halo: int) -> None:
+    inputs = tokens(36, 37)
+    out = near_far_attention(*inputs, scale=SCALE, prefix=1, grid=(6, 6), window=3, halo=halo, clusters=4)
+    assert_close(out, softmax_reference(*inputs, scale=SCALE), 1e-9)
+
+
+def test_a_cluster_for_every_key_is_softmax() -> None:
+    inputs = tokens(36, 37)
+    for window in (0, 2):
+        call = {"window": window, "halo": 1, "clusters": 36, "steps": 0}
+        out = near_far_attention(*inputs, scale=SCALE, prefix=1, grid=(6, 6), **call)
+        assert_close(out, softmax_reference(*inputs, scale=SCALE), 1e-9)
+
+
+def test_a_query_that_is_the_mean_of_all_gets_the_exact_answer() -> None:
+    # The expansion is around the mean query, so with equal queries any clusters are exact.
+    query, key, value = tokens(400, 400)
+    query = query[:, :, :1].expand(-1, -1, 400, -1)
+    out = near_far_attention(query, 3 * key, value, scale=SCALE, grid=(20, 20), window=0, clusters=5)
+    assert_close(out, softmax_reference(query, 3 * key, value, scale=SCALE), 1e-9)
+
+
+def test_prefix_queries_are_exact_and_prefix_keys_are_single() -> None:
+    query, key, value = tokens(405, 405)
+    layout = TokenLayout(prefix=5, grid=(20, 20))
+    key[:, :, 3] = 8 * query.mean(2)  # a sink: nearly all that any query looks at
+    out = kernel(window=2, halo=1, clusters=4)(query, key, value, scale=SCALE, layout=layout)
+    expected = softmax_reference(query, key, value, scale=SCALE)
+    assert_close(out[:, :, :5], expected[:, :, :5], 1e-9)
+    assert_close(out[:, :, 5:], expected[:, :, 5:], 1e-3)
+
+
+def test_more_clusters_steps_and_windows_are_nearer_to_softmax() -> None:
+    torch.manual_seed(0)
+    shape = (1, 2 * HEADS * DIM, 12, 12)
+    smooth = torch.nn.functional.interpolate(torch.randn(shape), (24, 24), mode="bicubic")
+    key, value = smooth.reshape(1, 2, HEADS, DIM, 576).transpose(3, 4).unbind(1)
+    query = key + 0.5  # tokens look at those like themselves, most of which are near
+    exact = softmax_reference(query, key, value, scale=0.3)
+    steps = [
+        {"window": 0, "far": "pooled", "clusters": 25},
+        {"window": 0, "clusters": 25},
+        {"window": 0, "clusters": 64},
+        {"window": 4, "halo": 2, "clusters": 64},
+        {"window": 4, "halo": 2, "clusters": 64, "steps": 3},
+    ]
+    errors = []
+    for options in steps:
+        out = kernel(**options)(query, key, value, scale=0.3, layout=TokenLayout(grid=(24, 24)))
+        errors.append(float((out - exact).norm() / exact.norm()))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.2 * errors[0]
+
+
+# --- masks ---
+
+
+def test_padding_at_the_end_of_a_sequence_does_not_matter() -> None:
+    # Windows are as equal as can be, so the padded length has to give windows of the same size.
+    query, key, value = tokens(256, 256)
+    mask = torch.ones(2, 256, dtype=torch.bool)
+    mask[:, 192:] = False
+    call = {"scale": SCALE, "window": 4, "halo": 2, "steps": 0}
+    alone = near_far_attention(*(t[:, :, :192] for t in (query, key, value)), clusters=12, **call)
+    padded = near_far_attention(query, key, value, clusters=16, mask=mask, **call)
+    assert_close(padded[:, :, :192], alone, 1e-9)
+
+
+def test_what_is_masked_does_not_matter_be_it_query_key_or_value() -> None:
+    inputs, mask = tokens(401, 401), some_mask(401)
+    other = [torch.where(mask[:, None, :, None], t, 50 * torch.randn_like(t)) for t in inputs]
+    call = {"scale": SCALE, "mask": mask, "layout": TokenLayout(prefix=1, grid=(20, 20))}
+    out, changed = (kernel(window=4, halo=1, clusters=16)(*qkv, **call) for qkv in (inputs, other))
+    seen = mask[:, None, :, None]
+    assert_close(out * seen, changed * seen, 1e-9)
+
+
+# --- numerics, cost, memory ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_large_keys_stay_finite_and_accurate_at_16k_tokens(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, 1, 16384, 16).to(dtype) for _ in range(3)]
+    inputs[1] = inputs[1] * 50
+    call = {"scale": 0.25, "grid": (128, 128)}
+    with torch.no_grad():
+        out = near_far_attention(*inputs, **call)
+        wide = near_far_attention(*(t.float() for t in inputs), **call)
+    assert out.isfinite().all()
+    assert_close(out, wide.to(dtype), TOLERANCE[dtype])
+
+
+def test_autocast_changes_nothing() -> None:
+    inputs = tokens(400, 400, dtype=torch.float32)
+    call = {"scale": SCALE, "grid": (20, 20), "window": 4, "halo": 1, "clusters": 16}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = near_far_attention(*inputs, **call)
+    assert torch.equal(out, near_far_attention(*inputs, **call))
+
+
+def test_threads_do_not_change_the_result() -> None:
+    inputs = tokens(900, 900, dtype=torch.float32)
+    outs = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        outs.append(near_far_attention(*inputs, scale=SCALE, grid=(30, 30), window=5, halo=2, clusters=25))
+    assert torch.equal(*outs)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that any operator returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, Tensor):
+                self.numel = max(self.numel, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return out
+
+
+@pytest.mark.parametrize("grid", [(256, 256), None])
+@pytest.mark.parametrize("fused", [True, False])
+def test_no_tensor_is_larger_than_the_near_logits(grid: tuple[int, int] | None, fused: bool) -> None:
+    inputs = [torch.randn(1, 1, 65536, 16) for _ in range(3)]
+    with torch.set_grad_enabled(not fused), LargestTensor() as largest:
+        inputs[0].requires_grad_(not fused)
+        near_far_attention(*inputs, scale=0.25, grid=grid)
+    # Keys of 8 x 16 strips are 2 copies; logits without a fused route are 16 x 16 to a query. N² is 65536 to a query.
+    assert 65536 * 16 <= largest.numel <= 65536 * (64 if fused else 256)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 2, "halo": 2, "clusters": 36, "steps": 2},
+        {"window": 5, "halo": 1, "clusters": 20},
+        {"far": "pooled", "clusters": 100},
+        {"window": 0, "clusters": 100},
+    ],
+)
+@pytest.mark.parametrize(("grid", "prefix"), [((40, 40), 1), ((33, 29), 4), (None, 2)])
+def test_flops_are_those_that_run(options: dict[str, Any], grid: tuple[int, int] | None, prefix: int) -> None:
+    count = prefix + (grid[0] * grid[1] if grid else 1000)
+    inputs = tokens(count, count, dtype=torch.float32)
+    layout = TokenLayout(prefix=prefix, grid=grid)
+    one = [t[:1] for t in inputs]
+    shape = CallShape(count, count, HEADS, DIM, DIM, prefix=prefix, grid=grid)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            one[0].requires_grad_(grad)
+            counted, _ = measured_flops(lambda: kernel(**options)(*one, scale=SCALE, layout=layout))
+        assert kernel(**options).flops(shape) == counted
+        one[0].requires_grad_(False)
+    assert counted < softmax_flops(shape)
+
+
+def test_flops_are_linear_in_the_tokens() -> None:
+    shapes = [CallShape(n * n, n * n, 12, 64, 64, grid=(n, n)) for n in (64, 128, 256)]
+    small, middle, large = (NearFarKernel(12, 64).flops(shape) for shape in shapes)
+    assert middle / small == pytest.approx(4, rel=0.03)
+    assert large / middle == pytest.approx(4, rel=0.01)
+
+
+def test_it_never_costs_more_than_softmax() -> None:
+    for count in (1, 2, 9, 65, 197, 577):
+        shape = CallShape(count, count, 12, 64, 64, prefix=1)
+        assert NearFarKernel(12, 64).flops(shape) <= softmax_flops(shape)
+
+
+# --- pieces ---
+
+
+@given(height=st.integers(1, 20), width=st.integers(1, 20), window=st.integers(1, 9), halo=st.integers(0, 6))
+@settings(deadline=None, max_examples=30, derandomize=True)
+def test_regions_hold_what_the_reference_says(height: int, width: int, window: int, halo: int) -> None:
+    for grid in ((height, width), None):
+        count = height * width
+        tiling = Tiling.of(grid, count, window, halo)
+        numbers = torch.arange(1, count + 1)[None, :, None]
+        windows = tiling.windows(numbers)
+        assert torch.equal(tiling.merge(windows), numbers)
+        regions = tiling.regions(numbers).reshape(tiling.number, -1)
+        for own, around in zip(windows[0, ..., 0].tolist(), regions.tolist(), strict=True):
+            members = [token - 1 for token in own if token]
+            inside = [token - 1 for token in around if token]
+            assert len(inside) == len(set(inside))
+            assert all(set(inside) == region(token, grid, count, window, halo) for token in members)
+
+
+@given(height=st.integers(1, 40), width=st.integers(1, 40), clusters=st.integers(1, 300))
+@settings(deadline=None, max_examples=60, derandomize=True)
+def test_cells_fill_the_grid_and_keep_to_the_cap(height: int, width: int, clusters: int) -> None:
+    rows, columns = cell_counts((height, width), clusters)
+    assert 1 <= rows * columns <= clusters
+    sizes = grid_cells((height, width), clusters, torch.device("cpu")).bincount(minlength=rows * columns)
+    assert sizes.min() >= 1
+    assert len(sizes) == rows * columns
+    if clusters >= height * width:
+        assert rows * columns == height * width
+
+
+def test_sums_by_index() -> None:
+    index, values = torch.tensor([2, 0, 2, 2]), torch.tensor([[1.0, 2], [3, 4], [5, 6], [7, 8]])
+    expected = torch.tensor([[3.0, 4], [0, 0], [13, 16]])
+    assert torch.equal(sums_by(index, values, 3), expected)
+
+
+@pytest.mark.parametrize(
+    "options", [{"window": -1}, {"halo": -1}, {"clusters": 0}, {"steps": 0}, {"far": "median"}, {"window": 2.5}]
+)
+def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(options))}={next(iter(options.values()))!r}"):
+        kernel(**options)
+
+
+def test_compiled_it_gives_the_same() -> None:
+    inputs = tokens(100, 100, dtype=torch.float32)
+    call = {"scale": SCALE, "layout": TokenLayout(grid=(10, 10))}
+    plain = kernel(window=3, halo=1, clusters=9)
+    compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        assert_close(compiled(*inputs, **call), plain(*inputs, **call), 1e-5)
