@@ -20,6 +20,7 @@ from latte_convert.calibration.pipeline import (
     recalibrate,
     silent,
 )
+from latte_convert.choice import choose_plan
 from latte_convert.errors import CheckpointError, GateError
 from latte_convert.evaluation.fidelity import measure
 from latte_convert.evaluation.stripes import stripe_analysis
@@ -29,8 +30,6 @@ from latte_convert.report.build import build_report
 from latte_convert.report.schema import Report
 from latte_convert.rewrite.apply import apply
 from latte_convert.rewrite.plan import Plan
-from latte_convert.selection.policy import select
-from latte_convert.selection.scores import paper_scores
 
 
 @dataclass
@@ -161,8 +160,8 @@ def analyse(job: Job, progress: Progress = silent) -> Plan:
     Raises:
         CheckpointError: No site is left that can be converted.
         RecipeError: The recipe asks for more sites than there are.
+        GateError: No plan meets the recipe's budget.
     """
-    recipe = job.recipe
     with job.timed("calibrate"):
         fits = calibrate(
             job.model,
@@ -170,11 +169,10 @@ def analyse(job: Job, progress: Progress = silent) -> Plan:
             job.eligible,
             job.candidates,
             job.fitting,
-            seed=recipe.seed,
+            seed=job.recipe.seed,
             progress=progress,
         )
     failed = {name: each[0].reason for name, each in fits.items() if all(fit.kernel is None for fit in each)}
-    job.fits = {name: each[0] for name, each in fits.items()}
     job.sites = [
         dataclasses.replace(site, eligible=False, reason=failed[site.name]) if site.name in failed else site
         for site in job.sites
@@ -183,23 +181,16 @@ def analyse(job: Job, progress: Progress = silent) -> Plan:
         raise CheckpointError(
             "no attention site can be converted: " + "; ".join(sorted(set(map(str, failed.values()))))
         )
-    with job.timed("score"):
-        job.scores = paper_scores(
-            job.model,
-            job.adapter,
-            job.eligible,
-            job.kernels(job.eligible),
-            job.fitting,
-            mse_weight=recipe.mse_weight,
-            progress=progress,
-        )
-    job.plan = select(job.sites, {name: score.value for name, score in job.scores.items()}, recipe)
+    job.fitted = {site.name: [fit for fit in fits[site.name] if fit.kernel is not None] for site in job.eligible}
+    candidates = {name: [fit.kernel for fit in each if fit.kernel is not None] for name, each in job.fitted.items()}
+    choose_plan(job, candidates, progress)
     broken = [name for name, score in job.scores.items() if score.value == float("inf")]
     if broken:
         job.warnings.append(
             f"{len(broken)} sites are not finite when linear and were not chosen: {', '.join(broken[:3])}"
             f"{', …' if len(broken) > 3 else ''}."
         )
+    assert job.plan is not None
     return job.plan
 
 

@@ -23,6 +23,7 @@ from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.recipe import Candidate, Recipe
 from latte_convert.rewrite.plan import Plan
+from latte_convert.selection.budget import Point
 from latte_convert.selection.policy import restrict
 from latte_convert.selection.scores import Score
 
@@ -38,7 +39,11 @@ Samples = str | Path | Sequence[str | Path]
 
 @dataclass
 class Job:
-    """What a conversion knows so far. Each stage fills in its part."""
+    """What a conversion knows so far. Each stage fills in its part.
+
+    ``fitted`` holds every candidate that could be fitted to a site, ``fits`` the one the site gets, or would get.
+    ``frontier`` holds plans that were weighed, and whether it is the chosen one.
+    """
 
     model: nn.Module
     adapter: Adapter
@@ -51,10 +56,12 @@ class Job:
     processors: tuple[Processor, ...] = ()
     unexpected_keys: tuple[str, ...] = ()
     candidates: list[Candidate] = field(default_factory=list)
+    fitted: dict[str, list[Fit]] = field(default_factory=dict)
     fits: dict[str, Fit] = field(default_factory=dict)
     scores: dict[str, Score] = field(default_factory=dict)
     stripes: dict[str, Stripes] = field(default_factory=dict)
     plan: Plan | None = None
+    frontier: list[tuple[Point, bool]] = field(default_factory=list)
     fidelity: Fidelity | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -130,6 +130,25 @@ class JoinedFeed:
 
     def __iter__(self) -> Iterator[Inputs]:
         return chain.from_iterable(self.feeds)
+
+
+class FirstOf:
+    """The first samples of a feed, of each of its parts where it is joined.
+
+    Args:
+        feed: The feed.
+        count: Number of samples; of each part, where there are several.
+    """
+
+    def __init__(self, feed: Feed, count: int) -> None:
+        self.parts = feed.feeds if isinstance(feed, JoinedFeed) else [feed]
+        self.count = count
+
+    def __len__(self) -> int:
+        return sum(min(len(part), self.count) for part in self.parts)
+
+    def __iter__(self) -> Iterator[Inputs]:
+        return chain.from_iterable(islice(part, self.count) for part in self.parts)
 
 
 def place(value: Any, like: Tensor) -> Any:

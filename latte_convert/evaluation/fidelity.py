@@ -138,6 +138,24 @@ def measure(
     return result
 
 
+def speedup(
+    model: nn.Module, adapter: Adapter, kernels: Mapping[str, Kernel], feed: Feed, *, min_tokens: int = 0, runs: int = 3
+) -> float:
+    """How many times faster the hybrid is, end to end: the ratio of the shortest of some runs, taken in turns."""
+    ratios = []
+    for inputs in feed:
+        run(model, inputs)
+        with apply(model, adapter, kernels, min_tokens=min_tokens):
+            run(model, inputs)
+        original, hybrid = [], []
+        for _ in range(runs):
+            original.append(_milliseconds(model, inputs))
+            with apply(model, adapter, kernels, min_tokens=min_tokens):
+                hybrid.append(_milliseconds(model, inputs))
+        ratios.append(min(original) / min(hybrid))
+    return statistics.median(ratios)
+
+
 def _mean_shape(shapes: Sequence[CallShape]) -> CallShape:
     """The shape of a typical call: the one where all are alike, mean numbers of tokens where they are not."""
     if len(set(shapes)) == 1:

@@ -11,7 +11,7 @@ from torch import Tensor
 # Elements of the tensors that a CPU is given to work on at a time, so that they stay in its cache.
 BLOCK = 2**20
 # Tokens whose mean and spread stand for those of all.
-SAMPLE = 1024
+SAMPLE = 512
 
 
 @dataclass(frozen=True)

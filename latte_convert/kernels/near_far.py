@@ -81,10 +81,10 @@ class NearFarKernel(Kernel):
         head_dim: int,
         *,
         window: int = 8,
-        halo: int = 4,
+        halo: int = 2,
         far: Literal["pooled", "clustered"] = "clustered",
         clusters: int = 128,
-        steps: int = 1,
+        steps: int = 2,
         **extras: Unpack[Extras],
     ) -> None:
         super().__init__(heads, head_dim, **extras)
@@ -184,9 +184,9 @@ def near_far_attention(
     grid: tuple[int, int] | None = None,
     aligned: bool = True,
     window: int = 8,
-    halo: int = 4,
+    halo: int = 2,
     clusters: int = 128,
-    steps: int = 1,
+    steps: int = 2,
     mask: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention with clusters in the place of distant keys; the module's docstring has the formulas.
@@ -238,7 +238,7 @@ def assign_keys(
     grid: tuple[int, int] | None = None,
     aligned: bool = True,
     clusters: int = 128,
-    steps: int = 1,
+    steps: int = 2,
     mask: Tensor | None = None,
 ) -> Tensor:
     """The cluster of each key behind the prefix, ``(B, H, n)``, int64; arguments as in ``near_far_attention``."""

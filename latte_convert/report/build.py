@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from latte_convert.report.schema import (
     FidelityReport,
     FitReport,
     FlopsReport,
+    FrontierPoint,
     HeadStripes,
     Report,
     ScoreReport,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from latte_convert.calibration.data import SampleSet
     from latte_convert.evaluation.fidelity import Fidelity
     from latte_convert.job import Job
+    from latte_convert.selection.budget import Point
 
 
 def build_report(job: Job) -> Report:
@@ -52,6 +55,7 @@ def build_report(job: Job) -> Report:
         converted=converted,
         fidelity=_fidelity(job.fidelity, len(job.holdout)) if job.fidelity else None,
         cost=_cost(job, job.fidelity, set(converted)) if job.fidelity else None,
+        frontier=[_frontier_point(job, point, chosen) for point, chosen in job.frontier] or None,
         stripes=_stripes(job) if job.stripes else None,
         warnings=list(job.warnings),
     )
@@ -140,6 +144,18 @@ def _fidelity(fidelity: Fidelity, samples: int) -> FidelityReport:
         primary=fidelity.primary,
         outputs={name: _agreement(value, name) for name, value in fidelity.outputs.items()},
         blocks={name: _agreement(value) for name, value in fidelity.blocks.items()},
+    )
+
+
+def _frontier_point(job: Job, point: Point, chosen: bool) -> FrontierPoint:
+    kernels = [job.fitted[site][index].kernel for site, index in point.kernels.items()]
+    return FrontierPoint(
+        converted=len(point.kernels),
+        kernels=dict(Counter(kernel.name for kernel in kernels if kernel is not None)),
+        flops_share=point.flops,
+        predicted_error=_finite(point.error),
+        cosine=_finite(point.cosine),
+        chosen=chosen,
     )
 
 

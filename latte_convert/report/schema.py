@@ -127,9 +127,9 @@ class FrontierPoint(_Model):
 
     converted: int = Field(description="Number of sites it converts.")
     kernels: dict[str, int] = Field(description="How many of them each kernel gets.")
-    flops_share: float = Field(description="Attention FLOPs of all sites over those of exact attention.")
-    predicted_error: float | None = Field(description="1 - cosine of the primary output that the scores predict.")
-    cosine: float | None = Field(description="Mean cosine of the primary output, measured on calibration samples.")
+    flops_share: float = Field(description="Attention FLOPs of the eligible sites over those of exact attention.")
+    predicted_error: float | None = Field(description="Squared error of the final output over its variance.")
+    cosine: float | None = Field(description="Mean cosine of the final output on a few calibration samples.")
     chosen: bool = Field(description="Whether this plan was carried out.")
 
 

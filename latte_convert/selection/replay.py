@@ -42,7 +42,8 @@ class Replay:
     are the blocks and, on the way down to them, the siblings of their ancestors: a backbone, an encoder, the
     embeddings. Of these, ``before`` plays back the ones that returned before the block was entered. Computed again
     are modules that a pass calls more than once, that return anything but tensors and constants (a key-value cache),
-    or whose output was changed in place later. Tensors are neither copied nor moved, so what follows gets the same
+    or whose output was changed in place later. Hooks on a module that is played back run, those inside it do not: what
+    they note must be kept from the recorded pass. Tensors are neither copied nor moved, so what follows gets the same
     bits in the same memory layout.
 
     Args:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from latte_convert.adapters.base import Adapter, enclosing_block
+from latte_convert.adapters.base import Adapter, AttentionCall, enclosing_block
+from latte_convert.calibration.capture import routed
 from latte_convert.calibration.feed import Feed, Inputs, run
 from latte_convert.calibration.pipeline import Progress, require_calls, silent
 from latte_convert.evaluation.compare import Agreement
@@ -177,21 +178,24 @@ def try_each(
     drifts = {trial: Drift(spreads=spreads) for trial in trials}
     calls = dict.fromkeys(blocks, 0)
     advance = progress("Trying conversions", len(feed))
-    for inputs in feed:
-        with nullcontext() if made else replay.record():
-            original = _run_original(model, inputs, spreads)
-        if made:
-            with apply(model, adapter, made, min_tokens=min_tokens), replay.record():
-                run(model, inputs)
-        for trial in trials:
-            block = blocks[trial.site]
-            if not replay.reached(block):
-                continue
-            kernels = {**made, trial.site: candidates[trial.site][trial.kernel]}
-            with apply(model, adapter, kernels, min_tokens=min_tokens) as applied, replay.before(block):
-                drifts[trial].add(original, final_outputs(run(model, inputs), inputs))
-            calls[trial.site] += applied.handlers[trial.site].calls
-        advance()
+    # The routes stay on from the recorded pass to its trials: what adapters note of a pass, such as the size of the map
+    # that patches come from, they note in modules that are played back.
+    with routed(model, adapter, dict.fromkeys(blocks, _leave)):
+        for inputs in feed:
+            with nullcontext() if made else replay.record():
+                original = _run_original(model, inputs, spreads)
+            if made:
+                with apply(model, adapter, made, min_tokens=min_tokens), replay.record():
+                    run(model, inputs)
+            for trial in trials:
+                block = blocks[trial.site]
+                if not replay.reached(block):
+                    continue
+                kernels = {**made, trial.site: candidates[trial.site][trial.kernel]}
+                with apply(model, adapter, kernels, min_tokens=min_tokens) as applied, replay.before(block):
+                    drifts[trial].add(original, final_outputs(run(model, inputs), inputs))
+                calls[trial.site] += applied.handlers[trial.site].calls
+            advance()
     require_calls(calls)
     return drifts
 
@@ -202,3 +206,8 @@ def _run_original(model: nn.Module, inputs: Inputs, spreads: dict[str, Spread]) 
     for name, tensor in outputs.items():
         spreads.setdefault(name, Spread()).add(tensor)
     return outputs
+
+
+def _leave(_call: AttentionCall) -> Tensor | None:
+    """Handler that leaves a call to the original."""
+    return None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from latte_convert.calibration.candidates import candidates
 from latte_convert.kernels.base import Extras
+from latte_convert.kernels.registry import get_kernel
 from latte_convert.recipe import Candidate, Recipe
 
 PAPER = Path(__file__).resolve().parents[2] / "configs" / "paper.yaml"
@@ -22,7 +23,7 @@ class Entry:
     Attributes:
         label: What it is called, unique.
         kernel: Name of the kernel.
-        options: Options of its constructor.
+        options: Options of its constructor, over those that the kernel recommends.
         share: Far keys of ``near_far`` as one of this many tokens, so that they mean the same at every length.
         table: Which table it belongs to: all kernels, or one of the two ablations.
         variant: Its column in a table of ablations.
@@ -36,11 +37,11 @@ class Entry:
     variant: str = ""
 
     def candidate(self, tokens: int) -> Candidate:
-        """The kernel for a case with this many tokens; what is given neither here nor there has its default."""
+        """The kernel for a case with this many tokens."""
         if self.label == "latte (paper)":
             return candidates(Recipe.from_yaml(PAPER))[0]
-        options = self.options | ({"clusters": max(1, tokens // self.share)} if self.share else {})
-        return candidates(Recipe(kernel=self.kernel, options=options))[0]
+        size = {"clusters": max(1, tokens // self.share)} if self.share else {}
+        return Candidate(kernel=self.kernel, options={**get_kernel(self.kernel).recommended, **self.options, **size})
 
 
 def only(*names: str) -> dict[str, Any]:
@@ -57,52 +58,52 @@ RIVALS = ("qt_vit", "elu", "relu", "performer")
 """Linear kernels of the cost of latte, the ones it has to beat."""
 
 _BASE = only("exact_prefix", "sigma")
-_FAR = {"window": 0, "halo": 0, **only("exact_prefix")}
+_FAR = {"window": 0, "halo": 0}
 _PER_HEAD = {"granularity": "head"}
 
 
 def _main() -> Iterator[Entry]:
-    yield Entry("latte (paper)", "latte")
+    yield Entry("latte (paper)", "latte", variant="TTE and JPN")
     yield Entry("latte (all free)", "latte", _PER_HEAD | everything())
     for name in (*RIVALS, "pola", "taylor2"):
         yield Entry(name, name, _BASE)
     yield Entry("fitted", "fitted", _BASE | {"key_shift": True})
     for steps in (1, 2):
         yield Entry(f"monarch, {steps} step{'s' * (steps > 1)}", "monarch", {"steps": steps, **only("exact_prefix")})
-    for far in ("pooled", "clustered"):
-        for share in (32, 16, 8, 4):
-            yield Entry(f"near_far, {far} 1/{share}", "near_far", {**_FAR, "far": far}, share=share)
+    for far, shares in (("pooled", (16, 4)), ("clustered", (32, 16, 8, 4))):
+        for share in shares:
+            options = {"far": far, **_FAR, **only("exact_prefix")}
+            yield Entry(f"near_far, {far} 1/{share}", "near_far", options, share=share)
     yield Entry("near_far", "near_far")
 
 
 def _tte_jpn() -> Iterator[Entry]:
-    """The ablation of the source paper, with its own extras; both on is ``latte (paper)``."""
-    for tte, jpn in ((True, True), (True, False), (False, True), (False, False)):
-        variant = f"{'with' if tte else 'no'} TTE, {'with' if jpn else 'no'} JPN"
+    """The ablation of the source paper, with its own extras; with both it is ``latte (paper)``."""
+    for variant, tte, jpn in (("TTE", True, False), ("JPN", False, True), ("neither", False, False)):
         options = {"tte": tte, "jpn": jpn, **only("sigma")}
         yield Entry(f"latte: {variant}", "latte", options, table="tte_jpn", variant=variant)
 
 
 def _extras() -> Iterator[Entry]:
-    """One extra more or less than ``exact_prefix`` and ``sigma``, kernel by kernel."""
-    for kernel in ("latte", *RIVALS, "fitted", "monarch", "near_far"):
-        own = {"share": 16} if kernel == "near_far" else {}
-        start = {"window": 0, "halo": 0} if kernel == "near_far" else {}
-        for variant, options in _variants():
-            yield Entry(f"{kernel}: {variant}", kernel, start | options, table="extras", variant=variant, **own)
+    """One extra more or less than ``exact_prefix`` and ``sigma``, for the kernels that are fitted in seconds."""
+    closed = ("key_shift", "bias", "output_map")
+    for kernel in ("latte", *RIVALS):
+        added = closed if kernel == "performer" else (*closed, "input_map")
+        yield from _ablation(kernel, added, all=everything())
     yield Entry("latte: all, per head", "latte", _PER_HEAD | everything(), table="extras", variant="all, per head")
+    for kernel in ("monarch", "near_far"):  # softmax of what they keep: a shift of the keys changes nothing
+        yield from _ablation(kernel, ("bias", "output_map"))
 
 
-def _variants() -> Iterator[tuple[str, dict[str, Any]]]:
-    base = ("exact_prefix", "sigma")
-    yield "none", only()
-    for name in base:
-        yield f"{name} only", only(name)
-    yield "both", only(*base)
-    for name in Extras.__annotations__:
-        if name not in base:
-            yield f"both + {name}", only(*base, name)
-    yield "all", everything()
+def _ablation(kernel: str, added: Sequence[str], **more: dict[str, Any]) -> Iterator[Entry]:
+    """One kernel with nothing, with what helps most, and with one more each."""
+    variants = {"nothing": only(), "exact_prefix": only("exact_prefix"), "both": _BASE}
+    variants |= {f"both, {name}": only("exact_prefix", "sigma", name) for name in added} | more
+    size: dict[str, Any] = _FAR if kernel == "near_far" else {}
+    share = 16 if kernel == "near_far" else None
+    for variant, options in variants.items():
+        label = f"{kernel}: {variant}"
+        yield Entry(label, kernel, size | options, share=share, table="extras", variant=variant)
 
 
 ENTRIES = (*_main(), *_tte_jpn(), *_extras())

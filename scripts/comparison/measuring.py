@@ -35,7 +35,7 @@ LEVELS = (1 / 3, 2 / 3, 1.0)
 """Shares of the sites that are converted; ablations take the middle one."""
 TOGETHER = 8
 """Kernels that are fitted in the same passes; more need more memory."""
-SCORED = 4
+SCORED = 2
 """Calibration samples that the choice of sites looks at."""
 ABLATED = 8
 """Held-out samples of the ablations of extras."""

@@ -58,6 +58,8 @@ def tte_jpn_table(case: dict[str, Any]) -> str:
     rows = rows_of(case, "tte_jpn")
     if not rows:
         return ""
+    same = [row for row in rows_of(case, "main") if row["kernel"] == "latte (paper)"]
+    rows = [row for row in same if row["sites"] == rows[0]["sites"]] + rows
     lines = [
         f"latte, {rows[0]['sites']} of {rows[0]['of']} layers:",
         "",

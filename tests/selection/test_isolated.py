@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from latte_convert.adapters import find_adapter
 from latte_convert.calibration.feed import BatchFeed, Inputs, JoinedFeed, run
 from latte_convert.errors import CheckpointError
 from latte_convert.kernels.latte import LatteKernel
+from latte_convert.kernels.near_far import NearFarKernel
 from latte_convert.rewrite.apply import apply
 from latte_convert.selection.isolated import isolated_scores
 from latte_convert.selection.trials import Spread, Trial, final_outputs, try_each, try_plan
@@ -114,6 +116,20 @@ def test_each_tower_is_judged_by_its_own_output():
     # Of a pass through both towers, both embeddings count.
     joint = isolated_scores(model, adapter, sites, latte(sites), BatchFeed([dict(batch)]))
     assert all(scores[0].value > 0 for scores in joint.values())
+
+
+def test_a_kernel_that_reads_the_grid_scores_as_without_playing_back(tiny_dino):
+    model = transformers.AutoModel.from_pretrained(tiny_dino).eval()
+    pixels = torch.randn(1, 3, 112, 112, generator=torch.Generator().manual_seed(0))
+    feed = BatchFeed([{"pixel_values": pixels}, {"pixel_values": pixels[..., :98]}])
+    sites = eligible(model)
+    kernels = {s.name: [NearFarKernel(s.heads, s.head_dim, window=2, halo=1, clusters=16)] for s in sites}
+    adapter = find_adapter(model)
+    scores = isolated_scores(model, adapter, sites, kernels, feed)
+    for site in sites:
+        alone = try_plan(model, adapter, {site.name: kernels[site.name][0]}, feed)
+        assert scores[site.name][0].value == pytest.approx(alone.error, rel=1e-6)
+        assert alone.error > 0
 
 
 def test_an_output_that_is_not_finite_scores_infinite(detector):

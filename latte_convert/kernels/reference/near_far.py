@@ -20,7 +20,7 @@ def near_far_reference(
     prefix: int = 0,
     grid: tuple[int, int] | None = None,
     window: int = 8,
-    halo: int = 4,
+    halo: int = 2,
     mask: Tensor | None = None,
 ) -> Tensor:
     """Softmax over the prefix, the keys of the query's region and the clusters of the other keys.
@@ -109,14 +109,15 @@ def assign_reference(
     grid: tuple[int, int] | None = None,
     cells: tuple[int, int],
     channels: int,
-    steps: int = 1,
+    steps: int = 2,
     mask: Tensor | None = None,
 ) -> Tensor:
     """Cells of the grid, then steps of k-means.
 
     The key ``k_j`` weighs ``exp(scale·<q̄, k_j>)``. The squared distance of a key to the mean of a cluster is the sum of
     ``var(q_ch)·(k_ch - c_ch)²`` over the ``channels`` where the variances of queries and weighted keys have the largest
-    product. Takes all tokens for the variances, so at most 1024 for the kernel to do the same.
+    product. All tokens enter the
+    means and variances; the kernel does the same below 1024 tokens.
 
     Args:
         query: ``(B, H, Nq, d)``.

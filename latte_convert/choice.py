@@ -1,0 +1,160 @@
+"""Which site gets which kernel: scores, the frontier of plans, and the point of it that the recipe's budget picks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from latte_convert.calibration.feed import FirstOf
+from latte_convert.calibration.pipeline import Progress, silent
+from latte_convert.evaluation.fidelity import speedup
+from latte_convert.job import Job
+from latte_convert.kernels.base import Kernel
+from latte_convert.selection.budget import Point, SiteCost, choose, frontier, most_robust, spaced
+from latte_convert.selection.costs import site_costs
+from latte_convert.selection.greedy import greedy_order, path
+from latte_convert.selection.isolated import isolated_scores
+from latte_convert.selection.policy import count, plan
+from latte_convert.selection.scores import Score, paper_scores
+from latte_convert.selection.trials import Candidates, try_plan
+
+SHOWN = 6
+"""Plans of the frontier whose fidelity is measured for the report."""
+COSTED_ON = 8
+"""Calibration samples whose attention calls are counted."""
+SHOWN_ON = 4
+"""Calibration samples that they are measured on."""
+
+
+def choose_plan(job: Job, candidates: Candidates, progress: Progress = silent) -> None:
+    """Score every site with every candidate and pick a plan; fills in ``scores``, ``plan``, ``frontier`` and ``fits``.
+
+    Args:
+        job: A job whose candidates are fitted.
+        candidates: The fitted kernels of each eligible site, from the cheapest to the dearest.
+        progress: Told of every step.
+
+    Raises:
+        RecipeError: The recipe asks for more sites than there are.
+        GateError: No plan meets the budget.
+    """
+    with job.timed("score"):
+        scores = _scores(job, candidates, progress)
+    with job.timed("select"):
+        costs = site_costs(
+            job.model, job.adapter, candidates, FirstOf(job.fitting, 8), min_tokens=job.recipe.min_tokens
+        )
+        errors = {site: [score.value for score in each] for site, each in scores.items()}
+        points, eligible = _weighed(job, candidates, errors, costs, progress)
+        point = _pick(job, candidates, eligible)
+        job.frontier = _measured(job, candidates, points, point)
+    chosen = {site: point.kernels.get(site, _best(each)) for site, each in scores.items()}
+    job.scores = {site: each[chosen[site]] for site, each in scores.items()}
+    job.fits = {site: job.fitted[site][index] for site, index in chosen.items()}
+    job.plan = plan(
+        job.sites, {site: candidates[site][index].name for site, index in point.kernels.items()}, job.recipe
+    )
+
+
+def kernels_of(candidates: Candidates, point: Point) -> dict[str, Kernel]:
+    """The kernels that a plan gives its sites."""
+    return {site: candidates[site][index] for site, index in point.kernels.items()}
+
+
+def _scores(job: Job, candidates: Candidates, progress: Progress) -> dict[str, list[Score]]:
+    recipe = job.recipe
+    if recipe.scorer == "paper":
+        kernels = {site: each[0] for site, each in candidates.items()}
+        scores = paper_scores(
+            job.model,
+            job.adapter,
+            job.eligible,
+            kernels,
+            job.fitting,
+            mse_weight=recipe.mse_weight,
+            progress=progress,
+        )
+        return {site: [score] for site, score in scores.items()}
+    return isolated_scores(
+        job.model,
+        job.adapter,
+        job.eligible,
+        candidates,
+        job.fitting,
+        min_tokens=recipe.min_tokens,
+        progress=progress,
+    )
+
+
+def _weighed(
+    job: Job,
+    candidates: Candidates,
+    errors: Mapping[str, Sequence[float]],
+    costs: Mapping[str, SiteCost],
+    progress: Progress,
+) -> tuple[list[Point], list[Point]]:
+    """Plans from the most faithful to the cheapest: all, and those that have the recipe's number of sites."""
+    recipe = job.recipe
+    wanted = count(job.sites, recipe)
+    if recipe.scorer != "greedy":
+        points = frontier(errors, costs)
+        return points, points if wanted is None else frontier(errors, costs, convert=most_robust(errors, wanted))
+    several = any(len(each) > 1 for each in candidates.values())
+    steps = greedy_order(
+        job.model,
+        job.adapter,
+        candidates,
+        errors,
+        job.fitting,
+        costs=costs if several or wanted is None else None,
+        min_tokens=recipe.min_tokens,
+        enough=lambda taken: wanted is not None and len({step.site for step in taken}) >= wanted,
+        progress=progress,
+    )
+    points = path(steps, costs)
+    if wanted is None:
+        return points, points
+    return points, [point for point in points if len(point.kernels) == wanted] or points[-1:]
+
+
+def _pick(job: Job, candidates: Candidates, points: Sequence[Point]) -> Point:
+    recipe = job.recipe
+    if len(points) == 1:
+        return points[0]  # nothing to choose: min_fidelity is a gate on the held-out samples
+    return choose(
+        points,
+        measure=lambda point: _fidelity(job, candidates, point, len(job.fitting)),
+        speedup=lambda point: speedup(
+            job.model, job.adapter, kernels_of(candidates, point), FirstOf(job.fitting, 1), min_tokens=recipe.min_tokens
+        ),
+        max_flops=recipe.max_flops,
+        target_speedup=recipe.target_speedup,
+        min_fidelity=recipe.min_fidelity,
+        label=lambda site, index: candidates[site][index].name,
+    )
+
+
+def _measured(job: Job, candidates: Candidates, points: Sequence[Point], chosen: Point) -> list[tuple[Point, bool]]:
+    """Some plans of the frontier with their fidelity, for the report; the chosen one is among them."""
+    shown = [point for point in spaced(points, SHOWN) if point.kernels and point.kernels != chosen.kernels] + [chosen]
+    shown.sort(key=lambda point: -point.flops)
+    return [(replace(point, cosine=_fidelity(job, candidates, point, SHOWN_ON)), point is chosen) for point in shown]
+
+
+def _fidelity(job: Job, candidates: Candidates, point: Point, samples: int) -> float:
+    """Cosine of the final output on some calibration samples."""
+    if not point.kernels:
+        return 1.0
+    drift = try_plan(
+        job.model,
+        job.adapter,
+        kernels_of(candidates, point),
+        FirstOf(job.fitting, samples),
+        min_tokens=job.recipe.min_tokens,
+    )
+    return drift.worst.cosine
+
+
+def _best(scores: Sequence[Score]) -> int:
+    """Index of the most faithful kernel."""
+    return min(range(len(scores)), key=lambda index: scores[index].value)
