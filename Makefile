@@ -10,7 +10,7 @@ RESULTS := scripts/results
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test check style bench models photos clean
+.PHONY: help demo test check style bench models photos compress clean
 .DEFAULT_GOAL := help
 
 help:   ## Show the targets
@@ -34,6 +34,12 @@ demo: photos   ## Convert a real DINOv2 ViT-S/14 at 518 px, verify the result, s
 	$(BIN)/latte verify $(OUT)/dinov2-hybrid
 	$(BIN)/latte inspect $(OUT)/dinov2-hybrid
 	@echo "Open $(OUT)/dinov2-hybrid/report.html"
+
+compress: $(READY)   ## Convert MODEL, gate on fidelity and retention: make compress MODEL=… CALIB=… TASK=… DATA=…
+	$(BIN)/latte convert "$(MODEL)" --calib "$(CALIB)" --min-fidelity 0.98 --out $(OUT)/compressed --overwrite
+	$(BIN)/latte verify $(OUT)/compressed
+	$(BIN)/latte eval $(OUT)/compressed --task "$(TASK)" --data "$(DATA)" --fail-under 0.95 --out $(OUT)/compressed/eval-$(TASK).json
+	$(BIN)/latte report $(OUT)/compressed
 
 test: models   ## Run every test
 	LATTE_TEST_MODELS=$(MODELS) $(BIN)/python -m pytest

@@ -1,8 +1,8 @@
 """Time near_far against exact attention on this machine's CPU, and measure its memory.
 
 Exact attention and near_far take turns in one process; the ratio is that of the medians. Grids are square, with one
-prefix token: 37 is N = 1370. Peak memory is what one call adds to the resident set of a fresh process (Linux only), given
-in bytes and in sizes of query, key, value and output together. Usage::
+prefix token: 37 is N = 1370. Peak memory is what one call adds to the resident set of a fresh process (Linux only), in
+bytes and in sizes of query, key, value and output together. Usage::
 
     python scripts/bench_near_far.py --sides 37 64 91 --json near_far.json
 """

@@ -218,13 +218,13 @@ def near_far_attention(
     places = Places.of(query.shape[2], key.shape[2], prefix, grid, aligned)
     tiling = places.tiling(window, halo)
     wide = torch.promote_types(query.dtype, torch.float32)
-    out = query.new_empty(*query.shape[:2], query.shape[2], value.shape[3])
+    parts = []
     with no_autocast(query.device.type):
         for samples, heads in _blocks(key):
             q, k, v = (tokens[samples, heads].to(wide).flatten(0, 1) for tokens in (query, key, value))
             seen = None if mask is None else mask[samples].repeat_interleave(len(q) // len(mask[samples]), dim=0)
-            part = _attend_block(q, k, v, seen, places, tiling, scale=scale, clusters=clusters, steps=steps)
-            out[samples, heads] = part.reshape(out[samples, heads].shape)
+            parts.append(_attend_block(q, k, v, seen, places, tiling, scale=scale, clusters=clusters, steps=steps))
+    out = torch.cat(parts).reshape(*query.shape[:3], value.shape[3]).to(query.dtype)
     return out if mask is None else out.masked_fill(~mask.any(-1)[:, None, None, None], 0)
 
 

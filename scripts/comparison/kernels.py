@@ -38,8 +38,6 @@ class Entry:
 
     def candidate(self, tokens: int) -> Candidate:
         """The kernel for a case with this many tokens."""
-        if self.label == "latte (paper)":
-            return candidates(Recipe.from_yaml(PAPER))[0]
         size = {"clusters": max(1, tokens // self.share)} if self.share else {}
         return Candidate(kernel=self.kernel, options={**get_kernel(self.kernel).recommended, **self.options, **size})
 
@@ -63,7 +61,8 @@ _PER_HEAD = {"granularity": "head"}
 
 
 def _main() -> Iterator[Entry]:
-    yield Entry("latte (paper)", "latte", variant="TTE and JPN")
+    paper = candidates(Recipe.from_yaml(PAPER))[0]
+    yield Entry("latte (paper)", paper.kernel, only() | paper.options, variant="TTE and JPN")
     yield Entry("latte (all free)", "latte", _PER_HEAD | everything())
     for name in (*RIVALS, "pola", "taylor2"):
         yield Entry(name, name, _BASE)

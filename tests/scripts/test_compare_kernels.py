@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,17 @@ def test_a_quick_run_on_the_tiny_models_and_what_is_made_of_it(tmp_path: Path) -
     assert path.stat().st_mtime_ns == before
 
 
-def test_timings_go_beside_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_timings_go_beside_the_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = CASES["tiny-clip"]
+    monkeypatch.setitem(CASES, "tiny-clip", lambda *where: replace(load(*where), without=("relu",)))
     path, tables, picture = (tmp_path / name for name in ("c.json", "c.md", "c.png"))
-    compare_kernels.main(["--quick", "--case", "tiny-clip", "--json", str(path), "--kernel", LATTE])
-    compare_kernels.main(["--quick", "--case", "tiny-clip", "--json", str(path), "--kernel", LATTE, "--timings"])
+    what = ["--quick", "--case", "tiny-clip", "--json", str(path), "--kernel", LATTE, "--kernel", "relu"]
+    compare_kernels.main(what)
+    compare_kernels.main([*what, "--timings"])
     found = json.loads(path.read_text())
+    assert {row["name"] for row in found["cases"]["tiny-clip"]["rows"]} == {"latte"}
     timings = found["cases"]["tiny-clip"]["timings"]
     assert set(timings) == {"exact", LATTE}
     assert timings["exact"]["of_exact"] == 1

@@ -1,0 +1,71 @@
+"""The steps of the GitHub Actions example do what they say, run by the shell as the runner would."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def steps() -> dict[str, str]:
+    """Commands of the example by the name of their step, without the installation."""
+    workflow: dict[str, Any] = yaml.safe_load((ROOT / "configs" / "github-actions.yml").read_text())
+    commands = {s["name"]: s["run"] for s in workflow["jobs"]["compress"]["steps"] if "run" in s}
+    assert commands.pop("Install") == 'pip install "latte-convert[eval]"'
+    return commands
+
+
+def run(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(  # noqa: S603
+        ["bash", "-e", "-o", "pipefail", "-c", command],  # noqa: S607
+        cwd=folder,
+        env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_every_step_works_and_a_second_run_compares(tmp_path: Path, shared_data: Path) -> None:
+    photos = str(shared_data / "clothing" / "test")
+    model = str(ROOT / "tests" / "models" / "tiny-detr")
+    environment = {"MODEL": model, "CALIB": photos, "TASK": "fidelity", "DATA": photos}
+    for name, command in steps().items():
+        done = run(command, tmp_path, **environment)
+        assert done.returncode == 0, f"{name}: {done.stderr}"
+    assert (tmp_path / "hybrid" / "eval-fidelity.json").is_file()
+    assert "fidelity" in (tmp_path / "hybrid" / "report.html").read_text()
+    again = run(steps()["Compare"], tmp_path, **environment)
+    assert again.returncode == 0, again.stderr
+    assert json.loads((tmp_path / "diff.json").read_text())["ok"] is True
+    new = tmp_path / "hybrid" / "report.json"
+    report = json.loads(new.read_text())
+    for output in report["fidelity"]["outputs"].values():
+        output["cosine"] -= 0.5
+    new.write_text(json.dumps(report))
+    assert run(steps()["Compare"], tmp_path, **environment).returncode == 4
+    assert json.loads((tmp_path / "diff.json").read_text())["ok"] is False
+
+
+@pytest.mark.parametrize("target", ["compress"])
+def test_the_make_recipe_runs_the_same_commands(target: str) -> None:
+    dry = subprocess.run(  # noqa: S603
+        ["make", "-n", "-o", ".venv/.ready", target, "MODEL=m", "CALIB=c", "TASK=knn", "DATA=d"],  # noqa: S607
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for command in ("convert", "verify", "eval", "report"):
+        assert f"bin/latte {command} " in dry
+    assert "--fail-under 0.95" in dry
+    assert "--min-fidelity 0.98" in dry
