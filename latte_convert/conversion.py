@@ -27,6 +27,7 @@ from latte_convert.evaluation.stripes import stripe_analysis
 from latte_convert.job import Job, Samples, prepare
 from latte_convert.recipe import Candidate, Recipe
 from latte_convert.report.build import build_report
+from latte_convert.report.maps import attention_maps
 from latte_convert.report.schema import Report
 from latte_convert.rewrite.apply import apply
 from latte_convert.rewrite.plan import Plan
@@ -115,6 +116,14 @@ def convert(
             progress=progress,
         )
     _gate(job)
+    with job.timed("maps"):
+        job.maps = attention_maps(
+            job.model,
+            job.adapter,
+            job.kernels(plan.converted),
+            next(iter(job.holdout)),
+            min_tokens=plan.min_tokens,
+        )
     apply(job.model, job.adapter, job.kernels(plan.converted), min_tokens=plan.min_tokens)
     return Result(job.model, plan, build_report(job), job)
 

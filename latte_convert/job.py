@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from latte_convert.adapters.checkpoint import Checkpoint
     from latte_convert.calibration.data import Modality, SampleSet
     from latte_convert.calibration.feed import Processor
+    from latte_convert.report.schema import AttentionMap
 
 Samples = str | Path | Sequence[str | Path]
 """Where samples come from: a folder or file, ``hf:NAME``, or one of each modality that a model has a tower for."""
@@ -63,6 +64,7 @@ class Job:
     plan: Plan | None = None
     frontier: list[tuple[Point, bool]] = field(default_factory=list)
     fidelity: Fidelity | None = None
+    maps: list[AttentionMap] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 

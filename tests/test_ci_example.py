@@ -25,8 +25,8 @@ def steps() -> dict[str, str]:
 
 def run(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(  # noqa: S603
-        ["bash", "-e", "-o", "pipefail", "-c", command],  # noqa: S607
+    return subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", command],
         cwd=folder,
         env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", **environment},
         capture_output=True,
@@ -58,8 +58,8 @@ def test_every_step_works_and_a_second_run_compares(tmp_path: Path, shared_data:
 
 @pytest.mark.parametrize("target", ["compress"])
 def test_the_make_recipe_runs_the_same_commands(target: str) -> None:
-    dry = subprocess.run(  # noqa: S603
-        ["make", "-n", "-o", ".venv/.ready", target, "MODEL=m", "CALIB=c", "TASK=knn", "DATA=d"],  # noqa: S607
+    dry = subprocess.run(
+        ["make", "-n", "-o", ".venv/.ready", target, "MODEL=m", "CALIB=c", "TASK=knn", "DATA=d"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -144,6 +144,8 @@ def _show(report: EvalReport) -> None:
     if report.unused_sites:
         names = ", ".join(report.unused_sites[:3]) + (", …" if len(report.unused_sites) > 3 else "")
         console.note(f"{len(report.unused_sites)} converted sites are not part of this task: {names}")
+    if report.exact_sites:
+        console.note(f"{len(report.exact_sites)} converted sites ran exactly throughout: fewer keys than min_tokens.")
     if report.note:
         console.note(report.note)
 

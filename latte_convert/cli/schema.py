@@ -17,18 +17,26 @@ class Document(str, Enum):
     manifest = "manifest"
     recipe = "recipe"
     evaluation = "eval"
+    bench = "bench"
+    comparison = "comparison"
+
+
+_MODELS = {
+    Document.report: ("report.schema", "Report"),
+    Document.manifest: ("artifact.manifest", "Manifest"),
+    Document.recipe: ("recipe", "Recipe"),
+    Document.evaluation: ("evaluation.result", "EvalReport"),
+    Document.bench: ("bench.result", "BenchReport"),
+    Document.comparison: ("report.compare", "Comparison"),
+}
 
 
 def schema(
     which: Annotated[Document, typer.Argument(help="Which document.")] = Document.report,
 ) -> None:
-    """Print the JSON Schema of report.json, of latte.json (manifest), of a recipe, or of an evaluation."""
-    if which is Document.report:
-        from latte_convert.report.schema import Report as Model
-    elif which is Document.manifest:
-        from latte_convert.artifact.manifest import Manifest as Model  # type: ignore[assignment]
-    elif which is Document.evaluation:
-        from latte_convert.evaluation.result import EvalReport as Model  # type: ignore[assignment]
-    else:
-        from latte_convert.recipe import Recipe as Model  # type: ignore[assignment]
-    document({"$schema": "https://json-schema.org/draft/2020-12/schema", **Model.model_json_schema()})
+    """Print the JSON Schema of report.json, of latte.json (manifest), of a recipe, an evaluation or a comparison."""
+    from importlib import import_module
+
+    module, name = _MODELS[which]
+    model = getattr(import_module(f"latte_convert.{module}"), name)
+    document({"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()})

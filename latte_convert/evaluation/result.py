@@ -57,6 +57,9 @@ class EvalReport(_Model):
     metrics: dict[str, MetricReport]
     note: str = Field(description="How to read the metrics, where that is not obvious.")
     unused_sites: list[str] = Field(description="Converted sites that this task does not run.")
+    exact_sites: list[str] = Field(
+        description="Converted sites that ran their exact branch throughout: fewer keys than min_tokens."
+    )
     resamples: int = Field(description="Of the bootstrap.")
     seed: int
     batch_size: int

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +34,15 @@ class Predictions:
         hybrid: The hybrid's.
         skipped: Examples that could not be decoded.
         calls: How often each converted site ran.
+        kernels: How often its kernel did; not where there were fewer keys than ``min_tokens``.
     """
 
     examples: list[Example] = field(default_factory=list)
     original: list[Any] = field(default_factory=list)
     hybrid: list[Any] = field(default_factory=list)
     skipped: list[SkippedReport] = field(default_factory=list)
-    calls: dict[str, int] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+    kernels: Counter[str] = field(default_factory=Counter)
 
 
 def run_both(task: Task, artifact: Artifact, batch_size: int, progress: Progress) -> Predictions:
@@ -56,26 +60,37 @@ def run_both(task: Task, artifact: Artifact, batch_size: int, progress: Progress
         CheckpointError: The original's output is not finite.
         GateError: The hybrid's output is not finite.
     """
-    done = Predictions(calls=dict.fromkeys(artifact.kernels, 0))
+    done = Predictions()
     advance = progress("Running original and hybrid", len(task.examples))
-    for examples, inputs in _batches(task, artifact.model, batch_size, done):
-        original, hybrid = _predict(task, artifact, inputs, examples, done)
-        done.examples += examples
-        done.original += original
-        done.hybrid += hybrid
-        for _ in examples:
-            advance()
+    with _counted(artifact.kernels, done.kernels):
+        for examples, inputs in _batches(task, artifact.model, batch_size, done):
+            original, hybrid = _predict(task, artifact, inputs, examples, done)
+            done.examples += examples
+            done.original += original
+            done.hybrid += hybrid
+            for _ in examples:
+                advance()
     for _ in done.skipped:
         advance()
     if not done.examples:
         first = "; ".join(f"{item.id}: {item.reason}" for item in done.skipped[:3])
         raise DataError(f"{', '.join(task.setting.data)}: 0 usable samples, {len(done.skipped)} skipped ({first}).")
-    if done.calls and not any(done.calls.values()):
+    if artifact.kernels and not done.calls.total():
         raise InputError(
-            f"task '{task.name}' runs none of the converted sites ({', '.join(list(done.calls)[:3])}): original and "
+            f"task '{task.name}' runs none of the converted sites ({', '.join(list(artifact.kernels)[:3])}): original and "
             "hybrid would be the same. Choose a task for the converted tower, or convert another one."
         )
     return done
+
+
+@contextmanager
+def _counted(kernels: Mapping[str, nn.Module], counts: Counter[str]) -> Iterator[None]:
+    """Count the calls of kernels by site."""
+    with ExitStack() as stack:
+        for name, kernel in kernels.items():
+            handle = kernel.register_forward_hook(lambda *_, name=name: counts.update([name]))
+            stack.callback(handle.remove)
+        yield
 
 
 @torch.no_grad()

@@ -56,6 +56,7 @@ def build_report(job: Job) -> Report:
         fidelity=_fidelity(job.fidelity, len(job.holdout)) if job.fidelity else None,
         cost=_cost(job, job.fidelity, set(converted)) if job.fidelity else None,
         frontier=[_frontier_point(job, point, chosen) for point, chosen in job.frontier] or None,
+        maps=job.maps or None,
         stripes=_stripes(job) if job.stripes else None,
         warnings=list(job.warnings),
     )

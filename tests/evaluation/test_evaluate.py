@@ -55,6 +55,7 @@ def test_a_hybrid_on_its_exact_branch_retains_all(exact_artifact, few):
     for task, metric in (("fidelity", "cosine"), ("saliency", "pearson")):
         report = evaluate(exact_artifact, task, [few / "test"], batch_size=3)
         assert report.metrics[metric].retention == pytest.approx(1.0, abs=1e-6)
+        assert len(report.exact_sites) == 2
     report = evaluate(exact_artifact, "knn", [few])
     accuracy = report.metrics["accuracy"]
     assert accuracy.original == accuracy.hybrid
@@ -112,6 +113,7 @@ def test_a_task_beside_the_converted_tower(tiny_clip, clothes, pairs, tmp_path):
         evaluate(out, "sts", [pairs])
     report = evaluate(out, "fidelity", [clothes / "test", pairs], samples=3)
     assert report.samples == 6
+    assert (report.exact_sites, report.unused_sites) == ([], [])
     assert report.metrics["cosine@text.pooler_output"].hybrid == pytest.approx(1.0, abs=1e-6)
     assert report.metrics["cosine"].hybrid == report.metrics["cosine@image.pooler_output"].hybrid < 1
 

@@ -70,8 +70,8 @@ class FidelityTask(Task):
 
     def compare(self, original: Sequence[Any], hybrid: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """Agreement of each sample's outputs, the original's with themselves and the hybrid's with the original's."""
-        pairs = zip(original, hybrid, strict=True)
-        return [_agreement(a, a) for a in original], [_agreement(a, b) for a, b in pairs]
+        rows = [_agreement(a, b) for a, b in zip(original, hybrid, strict=True)]
+        return [{name: _perfect(sums) for name, sums in row.items()} for row in rows], rows
 
     def records(self, examples: Sequence[Example], predictions: Sequence[Any]) -> Any:
         """The sums of every sample and output, ``(samples, outputs, 5)``; 0 for the outputs of another tower."""
@@ -112,3 +112,9 @@ def _agreement(original: dict[str, Tensor], other: dict[str, Tensor]) -> _Row:
         sums.add(tensor, other[name])
         rows[name] = np.array([sums.cosine_sum, sums.tokens, sums.squared_error, sums.squared_norm, sums.same])
     return rows
+
+
+def _perfect(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The sums of an original compared with itself, from those of any comparison with it."""
+    _, tokens, _, norm, _ = sums
+    return np.array([tokens, tokens, 0.0, norm, tokens])
