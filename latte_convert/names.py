@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+
 MANIFEST = "latte.json"
 """File of an artifact that says what it is."""
 
@@ -13,3 +15,11 @@ def is_ours(key: str) -> bool:
     """Whether a key names a tensor of a kernel: ``<site>.latte.<parameter>``."""
     parts = key.split(".")
     return len(parts) >= 3 and parts[-2] == ATTRIBUTE
+
+REPORTS = ("report.json", "bench.json", "eval*.json")
+"""What we measured, beside the checkpoint in an artifact: no part of it."""
+
+
+def is_report(name: str) -> bool:
+    """Whether a file of an artifact holds what was measured."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in REPORTS)

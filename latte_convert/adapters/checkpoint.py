@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from latte_convert.adapters.weights import INDEX, SIDECARS, read_file
 from latte_convert.errors import CheckpointError
-from latte_convert.names import MANIFEST, is_ours
+from latte_convert.names import MANIFEST, is_ours, is_report
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -151,9 +151,11 @@ class Checkpoint(ABC):
     def sidecars(self) -> list[str]:
         """Small files that belong to the checkpoint, relative to it: configuration, tokenizer, processor, licence."""
         indices = {INDEX, f"{self.weights_stem}.safetensors.index.json", "pytorch_model.bin.index.json"}
-        ours = {MANIFEST, *indices, *(["report.json"] if self.is_artifact else [])}
         found = {path for pattern in SIDECARS for path in self.path.glob(pattern) if path.is_file()}
-        return sorted(path.relative_to(self.path).as_posix() for path in found if path.name not in ours)
+        theirs = {path for path in found if path.name not in {MANIFEST, *indices}}
+        if self.is_artifact:
+            theirs = {path for path in theirs if not is_report(path.name)}
+        return sorted(path.relative_to(self.path).as_posix() for path in theirs)
 
     def read_tensors(self) -> dict[str, Tensor]:
         """All tensors under their own keys, ours included where it is an artifact; files are memory-mapped.

@@ -26,13 +26,13 @@ def record_probe(model: nn.Module, feed: Feed) -> ProbeRecord | None:
     sample = next(iter(feed))
     inputs = {key: _describe(key, value) for key, value in sample.kwargs.items()}
     method = sample.method
-    name, output = _run(model, method, inputs, SEED)
+    name, output = answer(model, method, inputs, SEED)
     return ProbeRecord(
         seed=SEED,
         inputs=inputs,
         method=method,
         output=name,
-        values=_sample(output),
+        values=sample_values(output),
     )
 
 
@@ -43,10 +43,10 @@ def probe_difference(model: nn.Module, probe: ProbeRecord) -> float:
         IntegrityError: The model's answer has another form.
     """
     try:
-        _, output = _run(model, probe.method, probe.inputs, probe.seed, probe.output)
+        _, output = answer(model, probe.method, probe.inputs, probe.seed, probe.output)
     except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, IndexError) as error:
         raise IntegrityError(f"the recorded probe does not run: {first_line(error)}") from None
-    values = torch.tensor(_sample(output))
+    values = torch.tensor(sample_values(output))
     recorded = torch.tensor(probe.values)
     if values.shape != recorded.shape:
         raise IntegrityError(f"the model's '{probe.output}' has {len(values)} probe values, {len(recorded)} recorded")
@@ -54,9 +54,10 @@ def probe_difference(model: nn.Module, probe: ProbeRecord) -> float:
 
 
 @torch.no_grad()
-def _run(
+def answer(
     model: nn.Module, method: str, inputs: dict[str, dict[str, Any]], seed: int, wanted: str | None = None
 ) -> tuple[str, Tensor]:
+    """What a model puts out for seeded random inputs: the name of the output, and the output on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
     batch = {key: _draw(spec, generator, device) for key, spec in inputs.items()}
@@ -87,6 +88,7 @@ def _draw(spec: dict[str, Any], generator: torch.Generator, device: torch.device
     return torch.randn(spec["shape"], generator=generator).to(device, dtype)
 
 
-def _sample(output: Tensor) -> list[float]:
+def sample_values(output: Tensor) -> list[float]:
+    """The values of an output that a probe records, evenly spread."""
     flat = output.float().flatten()
     return flat[:: max(1, len(flat) // VALUES)][:VALUES].tolist()

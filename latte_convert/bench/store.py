@@ -40,8 +40,8 @@ def write_min_tokens(directory: Path, min_tokens: int, *, trust_remote_code: boo
         artifact.manifest = manifest
         with artifact.convert():
             probe = manifest.probe
-            _, output = probes._run(artifact.model, probe.method, probe.inputs, probe.seed, probe.output)
-        probe = probe.model_copy(update={"values": probes._sample(output)})
+            _, output = probes.answer(artifact.model, probe.method, probe.inputs, probe.seed, probe.output)
+        probe = probe.model_copy(update={"values": probes.sample_values(output)})
         manifest = manifest.model_copy(update={"probe": probe})
     _replace(directory / MANIFEST, manifest.model_dump(mode="json"))
     return manifest

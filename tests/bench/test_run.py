@@ -263,7 +263,6 @@ def test_the_report_is_saved_beside_the_other(copy, report):
     assert BenchReport.model_validate_json(path.read_text()) == report
 
 
-@pytest.mark.xfail(reason="Checkpoint.sidecars takes bench.json for a file of the source", strict=True)
 def test_a_saved_report_is_no_part_of_the_checkpoint(copy, report):
     store.save_report(copy, report)
     assert verify(copy).files == len(read_manifest(copy).files)
