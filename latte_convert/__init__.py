@@ -1,8 +1,8 @@
 """Convert pretrained transformers into linear-attention hybrids without training.
 
 ``convert`` makes a hybrid, ``score`` measures how sensitive each attention layer is, ``load`` reads an artifact back,
-``verify`` checks one and ``restore`` takes the exact original out of it. Names are imported on first use, so that
-``import latte_convert`` loads no heavy library.
+``evaluate`` measures one beside its original, ``verify`` checks one and ``restore`` takes the exact original out of it.
+Names are imported on first use, so that ``import latte_convert`` loads no heavy library.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from latte_convert.artifact.verify import restore, verify
     from latte_convert.conversion import Result, convert, score
     from latte_convert.errors import LatteError
+    from latte_convert.evaluation.evaluate import evaluate
     from latte_convert.recipe import Recipe
 
-__all__ = ["LatteError", "Recipe", "Result", "convert", "load", "restore", "score", "verify"]
+__all__ = ["LatteError", "Recipe", "Result", "convert", "evaluate", "load", "restore", "score", "verify"]
 
 _HOMES = {
     "LatteError": "errors",
     "Recipe": "recipe",
     "Result": "conversion",
     "convert": "conversion",
+    "evaluate": "evaluation.evaluate",
     "load": "artifact.load",
     "restore": "artifact.verify",
     "score": "conversion",

@@ -131,7 +131,21 @@ class HFCheckpoint(Checkpoint):
             raise CheckpointError(f"{self.id} does not load into {cls.__name__}: {first_line(error)}") from error
         mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"]]
         self.check_filled(info["missing_keys"], mismatched, "use a checkpoint saved from this class")
+        self._add_generation(model)
         return model.eval(), sorted(info["unexpected_keys"])
+
+    def _add_generation(self, model: Any) -> None:
+        """Give a model its own generation settings: tokens to suppress, the longest output."""
+        import transformers
+
+        if not (model.can_generate() and (self.path / "generation_config.json").is_file()):
+            return
+        try:
+            model.generation_config = transformers.GenerationConfig.from_pretrained(self.path)
+        except Exception as error:  # the file can be wrong in many ways
+            raise CheckpointError(
+                f"{self.id}: its generation_config.json cannot be used: {first_line(error)}"
+            ) from None
 
 
 def main_dtype(tensors: dict[str, Tensor]) -> torch.dtype:

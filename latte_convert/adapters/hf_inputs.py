@@ -106,7 +106,11 @@ class HFProcessor:
 
     def _text(self, sample: Sample, model: nn.Module) -> Batch:
         longest = longest_text(model, self.apply)
-        batch = dict(self.apply(sample.value, return_tensors="pt", verbose=False))
+        # SigLIP was trained on texts that are filled up, and reads its last position.
+        filled: dict[str, Any] = {}
+        if str(getattr(model.config, "model_type", "")).startswith("siglip"):
+            filled = {"padding": "max_length", "max_length": longest}
+        batch = dict(self.apply(sample.value, return_tensors="pt", verbose=False, **filled))
         if batch["input_ids"].shape[1] > longest:
             self.truncated.add(sample.id)
             batch = dict(self.apply(sample.value, return_tensors="pt", truncation=True, max_length=longest))

@@ -22,8 +22,7 @@ def evaluate(
         typer.Option(
             "--task",
             "-t",
-            help="fidelity, retrieval, zero-shot, knn, linear-probe, classification, detection, sts, asr, "
-            "compositional or saliency.",
+            help="asr, fidelity, knn, linear-probe, saliency or sts.",
         ),
     ],
     data: Annotated[

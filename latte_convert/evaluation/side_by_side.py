@@ -76,9 +76,10 @@ def run_both(task: Task, artifact: Artifact, batch_size: int, progress: Progress
         first = "; ".join(f"{item.id}: {item.reason}" for item in done.skipped[:3])
         raise DataError(f"{', '.join(task.setting.data)}: 0 usable samples, {len(done.skipped)} skipped ({first}).")
     if artifact.kernels and not done.calls.total():
+        some = ", ".join(list(artifact.kernels)[:3])
         raise InputError(
-            f"task '{task.name}' runs none of the converted sites ({', '.join(list(artifact.kernels)[:3])}): original and "
-            "hybrid would be the same. Choose a task for the converted tower, or convert another one."
+            f"task '{task.name}' runs none of the converted sites ({some}): original and hybrid would be the "
+            "same. Choose a task for the converted tower, or convert another one."
         )
     return done
 

@@ -182,4 +182,4 @@ def _nearest(features: Tensor, means: Tensor, mass: Tensor) -> Tensor:
     heads, _, count = offset.shape
     rows = max(1, (BLOCK if features.device.type == "cpu" else 32 * BLOCK) // (heads * count))
     blocks = torch.split(features, rows, dim=1)
-    return torch.cat([torch.baddbmm(offset, block, means.mT).argmax(-1) for block in blocks], dim=1)
+    return torch.cat([torch.baddbmm(offset, block, means.mT).max(-1).indices for block in blocks], dim=1)

@@ -84,7 +84,7 @@ class NearFarKernel(Kernel):
         halo: int = 2,
         far: Literal["pooled", "clustered"] = "clustered",
         clusters: int = 128,
-        steps: int = 2,
+        steps: int = 1,
         **extras: Unpack[Extras],
     ) -> None:
         super().__init__(heads, head_dim, **extras)
@@ -186,7 +186,7 @@ def near_far_attention(
     window: int = 8,
     halo: int = 2,
     clusters: int = 128,
-    steps: int = 2,
+    steps: int = 1,
     mask: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention with clusters in the place of distant keys; the module's docstring has the formulas.
@@ -238,7 +238,7 @@ def assign_keys(
     grid: tuple[int, int] | None = None,
     aligned: bool = True,
     clusters: int = 128,
-    steps: int = 2,
+    steps: int = 1,
     mask: Tensor | None = None,
 ) -> Tensor:
     """The cluster of each key behind the prefix, ``(B, H, n)``, int64; arguments as in ``near_far_attention``."""

@@ -106,8 +106,10 @@ def minilm(models: Path, data: Path, quick: bool) -> Case:
     model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     with (data / "stsb" / "stsb-en-test.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
-    test, rest = rows[::3][:pairs], [row for i, row in enumerate(rows) if i % 3]
-    texts = long_texts([sentence for row in rest for sentence in row[:2]], tokenizer)
+    test, rest = rows[::7][:pairs], [row for i, row in enumerate(rows) if i % 7]
+    sentences = [sentence for row in rest for sentence in row[:2]]
+    order = np.random.default_rng(0).permutation(len(sentences))  # the file goes from captions to news to forums
+    texts = long_texts([sentences[i] for i in order], tokenizer)
     batches = [next(texts) for _ in range(fit + held)]
     originals = outputs(model, batches[fit:])
     return Case(

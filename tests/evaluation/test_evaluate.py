@@ -106,7 +106,7 @@ def test_a_hybrid_that_is_not_finite_is_named(dino_artifact, few, monkeypatch):
 
 def test_a_task_beside_the_converted_tower(tiny_clip, clothes, pairs, tmp_path):
     result = latte_convert.convert(
-        tiny_clip, clothes / "train", recipe=Recipe(kernel="latte", samples=4, k=1, towers=("vision",))
+        tiny_clip, clothes / "train", recipe=Recipe(kernel="latte", samples=4, ratio=1.0, towers=("vision",))
     )
     out = result.save(tmp_path / "hybrid")
     with pytest.raises(InputError, match="'sts' runs none of the converted sites"):

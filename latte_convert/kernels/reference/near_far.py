@@ -109,15 +109,14 @@ def assign_reference(
     grid: tuple[int, int] | None = None,
     cells: tuple[int, int],
     channels: int,
-    steps: int = 2,
+    steps: int = 1,
     mask: Tensor | None = None,
 ) -> Tensor:
     """Cells of the grid, then steps of k-means.
 
     The key ``k_j`` weighs ``exp(scale·<q̄, k_j>)``. The squared distance of a key to the mean of a cluster is the sum of
     ``var(q_ch)·(k_ch - c_ch)²`` over the ``channels`` where the variances of queries and weighted keys have the largest
-    product. All tokens enter the
-    means and variances; the kernel does the same below 1024 tokens.
+    product. All tokens enter the means and variances; the kernel does the same below 1024 tokens.
 
     Args:
         query: ``(B, H, Nq, d)``.

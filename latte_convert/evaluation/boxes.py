@@ -1,0 +1,214 @@
+"""Boxes in COCO's layout, and its average precision: the data checked here, the measure pycocotools' own."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latte_convert.errors import DataError, nearest
+from latte_convert.evaluation import labels
+from latte_convert.evaluation.json_file import JsonFile, field
+
+SLACK = 1.0
+"""Pixels that a box may reach beyond its image: COCO's own, rounded to two digits, do by a little."""
+
+_ALL = ([0.0, 1e10], "all", 100)  # area range, its name, detections of a class in an image: COCO's AP
+_SYNONYMS = {"motorbike": "motorcycle", "aeroplane": "airplane", "sofa": "couch", "tvmonitor": "tv"}
+_NUMBER = (int, float)
+
+
+@dataclass(frozen=True)
+class Instances:
+    """Labelled boxes.
+
+    Attributes:
+        images: The entry of every image (``id``, ``file_name``, ``width``, ``height``), by id.
+        annotations: Boxes of each image, as pycocotools reads them, by id of the image.
+        categories: Name of every category, by id.
+        where: ``FILE:LINE`` of every image.
+    """
+
+    images: dict[Any, dict[str, Any]]
+    annotations: dict[Any, list[dict[str, Any]]]
+    categories: dict[int, str]
+    where: dict[Any, str]
+
+
+def read_instances(path: Path) -> Instances:
+    """Read COCO's ``instances_*.json``.
+
+    Raises:
+        DataError: It is damaged, a box is of no image or category or lies outside its image, or there is no box.
+    """
+    document = JsonFile(path)
+    places = document.list_of("images")
+    where = {field(entry, "id", (int, str), place): place for place, entry in places}
+    images: dict[Any, dict[str, Any]] = {}
+    for place, entry in places:
+        if entry["id"] in images:
+            raise DataError(f"{place}: image {entry['id']} is there twice.")
+        field(entry, "file_name", str, place)
+        for side in ("width", "height"):
+            if field(entry, side, int, place) < 1:
+                raise DataError(f"{place}: '{side}' is {entry[side]}.")
+        images[entry["id"]] = entry
+    categories = {field(e, "id", int, at): field(e, "name", str, at) for at, e in document.list_of("categories")}
+    annotations: dict[Any, list[dict[str, Any]]] = {image: [] for image in images}
+    for number, (place, entry) in enumerate(document.list_of("annotations"), start=1):
+        box = _annotation(entry, images, categories, place)
+        # Numbered anew: pycocotools takes a matched annotation of id 0 for no match.
+        annotations[box["image_id"]].append({**box, "id": number})
+    if not any(annotations.values()):
+        raise DataError(f"{path}: no box in it.")
+    return Instances(images, annotations, categories, where)
+
+
+def _annotation(
+    entry: dict[str, Any], images: dict[Any, dict[str, Any]], categories: dict[int, str], place: str
+) -> dict[str, Any]:
+    image, category = field(entry, "image_id", (int, str), place), field(entry, "category_id", int, place)
+    if image not in images:
+        raise DataError(f"{place}: a box of image {image}, which 'images' does not have.")
+    if category not in categories:
+        raise DataError(f"{place}: category {category} is none of the {len(categories)} in 'categories'.")
+    box = field(entry, "bbox", list, place)
+    if len(box) != 4 or not all(isinstance(value, _NUMBER) and math.isfinite(value) for value in box):
+        raise DataError(f"{place}: 'bbox' is {box}, not [x, y, width, height] in pixels.")
+    x, y, width, height = box
+    right, bottom = images[image]["width"], images[image]["height"]
+    inside = x >= -SLACK and y >= -SLACK and x + width <= right + SLACK and y + height <= bottom + SLACK
+    if width < 0 or height < 0 or not inside:
+        raise DataError(
+            f"{place}: the box {box} (x, y, width, height) lies outside its image of {right}x{bottom} pixels "
+            f"({images[image]['file_name']})."
+        )
+    area = entry.get("area")
+    known = isinstance(area, _NUMBER) and math.isfinite(area)
+    crowd = int(entry.get("iscrowd") or 0)
+    return {
+        "image_id": image, "category_id": category, "bbox": box, "iscrowd": crowd, "ignore": crowd,
+        "area": area if known else width * height,
+    }  # fmt: skip
+
+
+def categories_of(names: list[str], instances: Instances, where: str) -> dict[int, int]:
+    """Category of every output of a detector that is one: by its name, or by its number where it has no names.
+
+    Args:
+        names: What the checkpoint calls its outputs, by index.
+        instances: The labels.
+        where: Of the labels, for the message.
+
+    Raises:
+        DataError: A category that has boxes is none of the detector's.
+    """
+    if all(name == f"LABEL_{i}" for i, name in enumerate(names)):
+        found = {i: i for i in range(len(names)) if i in instances.categories}
+    else:
+        spelt = {_plain(name): category for category, name in instances.categories.items()}
+        found = {i: spelt[_plain(name)] for i, name in enumerate(names) if _plain(name) in spelt}
+    used = {box["category_id"] for boxes in instances.annotations.values() for box in boxes}
+    if unknown := sorted(used - set(found.values())):
+        name = instances.categories[unknown[0]]
+        raise DataError(
+            f"{where}: {len(unknown)} categories with boxes are none of the detector's {len(names)} classes, such as "
+            f"{unknown[0]} '{name}' ({nearest(name, names)})."
+        )
+    return found
+
+
+def _plain(name: str) -> str:
+    plain = "".join(name.casefold().replace("_", " ").split())
+    return _SYNONYMS.get(plain, plain)
+
+
+def match(instances: Instances, detections: dict[Any, dict[str, Any]]) -> list[list[Any]]:
+    """Match detections with boxes, as ``COCOeval.evaluate`` does.
+
+    Args:
+        instances: The labels.
+        detections: ``boxes (n, 4)`` (x0, y0, x1, y1 in pixels), ``scores (n,)`` and ``categories (n,)`` of each image,
+            by its id.
+
+    Returns:
+        For each image the evaluation of every category; what ``average_precision`` takes.
+    """
+    truth, found = labels.need("pycocotools.coco").COCO(), labels.need("pycocotools.coco").COCO()
+    ids = list(detections)
+    shared = {
+        "images": [instances.images[image] for image in ids],
+        "categories": [{"id": category, "name": name} for category, name in instances.categories.items()],
+    }
+    truth.dataset = {**shared, "annotations": [dict(box) for image in ids for box in instances.annotations[image]]}
+    results = [box for image in ids for box in _results(image, detections[image])]
+    found.dataset = {**shared, "annotations": [{**box, "id": i} for i, box in enumerate(results, start=1)]}
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools reports its progress with print
+        truth.createIndex()
+        found.createIndex()
+        evaluation = labels.need("pycocotools.cocoeval").COCOeval(truth, found, "bbox")
+        _restrict(evaluation.params, ids, list(instances.categories))
+        evaluation.evaluate()
+    # COCOeval sorts ids; its evaluations go by category, then by image.
+    order = {image: i for i, image in enumerate(evaluation.params.imgIds)}
+    size = len(order)
+    by_category = [evaluation.evalImgs[k * size : (k + 1) * size] for k in range(len(evaluation.params.catIds))]
+    return [[of_one[order[image]] for of_one in by_category] for image in ids]
+
+
+def average_precision(matches: Sequence[Sequence[Any]]) -> dict[str, float]:
+    """COCO's ``ap`` (over IoU 0.50 to 0.95), ``ap50`` and ``ap75`` of some images, repeated ones included.
+
+    Args:
+        matches: Images as ``match`` gives them. What was matched inside an image does not depend on the others, so a
+            resample needs ``COCOeval.accumulate`` only.
+
+    Returns:
+        NaN where there is no box in these images.
+    """
+    evaluation = labels.need("pycocotools.cocoeval").COCOeval(iouType="bbox")
+    _restrict(evaluation.params, list(range(len(matches))), list(range(len(matches[0]))))
+    evaluation._paramsEval = copy.deepcopy(evaluation.params)
+    evaluation.evalImgs = [image[k] for k in range(len(matches[0])) for image in matches]
+    with contextlib.redirect_stdout(io.StringIO()):
+        evaluation.accumulate()
+    precision = evaluation.eval["precision"][..., 0, 0]  # (IoU, recall, category)
+    thresholds = evaluation.params.iouThrs
+    return {
+        "ap": _mean(precision),
+        "ap50": _mean(precision[np.isclose(thresholds, 0.5)]),
+        "ap75": _mean(precision[np.isclose(thresholds, 0.75)]),
+    }
+
+
+def _restrict(params: Any, images: list[Any], categories: list[int]) -> None:
+    area, name, most = _ALL
+    params.imgIds, params.catIds = images, sorted(categories)
+    params.areaRng, params.areaRngLbl, params.maxDets = [area], [name], [most]
+
+
+def _results(image: Any, found: dict[str, Any]) -> list[dict[str, Any]]:
+    corners = np.asarray(found["boxes"], dtype=np.float64).reshape(-1, 4)
+    sizes = corners[:, 2:] - corners[:, :2]
+    return [
+        {
+            "image_id": image, "category_id": int(category), "score": float(score), "iscrowd": 0,
+            "bbox": [*map(float, corner), *map(float, size)], "area": float(size[0] * size[1]),
+        }
+        for corner, size, score, category in zip(
+            corners[:, :2], sizes, found["scores"], found["categories"], strict=True
+        )
+    ]  # fmt: skip
+
+
+def _mean(precision: Any) -> float:
+    """Mean over categories that have boxes; pycocotools marks the others with -1."""
+    known = precision[precision > -1]
+    return float(known.mean()) if known.size else math.nan

@@ -1,0 +1,85 @@
+"""``compositional``: the right caption against a hard wrong one, in the layout of SugarCrepe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latte_convert.errors import DataError
+from latte_convert.evaluation import labels
+from latte_convert.evaluation.json_file import JsonFile, field
+from latte_convert.evaluation.layout import image_folder, label_files
+from latte_convert.evaluation.tasks.base import Example, Metric, require_two
+from latte_convert.evaluation.two_tower import TwoTowerTask, embeddings, text_examples
+
+Trial = tuple[str, str, str, str, str]
+
+
+class CompositionalTask(TwoTowerTask):
+    """Share of images that are nearer to their caption than to its negative (SugarCrepe, NeurIPS 2023).
+
+    A tie is wrong. With several files the accuracy is over all entries, and ``accuracy@FILE`` that of each file.
+
+    Data: a JSON file ``{id: {filename, caption, negative_caption}}``, or a folder of such files (``add_obj.json``,
+    ``swap_att.json``, …); with the folder of the images as a second place where it does not lie beside.
+    """
+
+    name = "compositional"
+    metrics = (Metric("accuracy"),)
+
+    def open(self) -> list[Example]:
+        """Images first, then each different caption once."""
+        files, folders = label_files(self.setting, ("*.json",))
+        self._parts = [file.stem for file in files]
+        trials = [trial for file in files for trial in _read(file)]
+        trials = labels.choose(trials, self.setting.samples, self.setting.seed, lambda trial: trial[0])
+        require_two(len(trials), self.setting.data[0])
+        self._trials = trials
+        folder = image_folder(folders, trials[0][2], trials[0][0])
+        paths: dict[str, Path] = {}
+        for where, _, name, _, _ in trials:
+            if name not in paths:
+                paths[name] = labels.named_file(folder, name, "image", where)
+        images = [Example(name, "image", labels.file_loader(path, "image"), name) for name, path in paths.items()]
+        return images + text_examples({text: trial[0] for trial in reversed(trials) for text in trial[3:]})
+
+    def records(self, examples: Sequence[Example], predictions: Sequence[Any]) -> Any:
+        """Whether each entry is right, and the number of its file, ``(N, 2)``."""
+        images, texts = (embeddings(examples, predictions, modality) for modality in ("image", "text"))
+        rows = [
+            (float(images[name] @ texts[right] > images[name] @ texts[wrong]), self._parts.index(part))
+            for _, part, name, right, wrong in self._trials
+            if name in images
+        ]
+        return np.array(rows, dtype=np.float64).reshape(-1, 2)
+
+    def score(self, records: Sequence[Any]) -> dict[str, float]:
+        """Accuracy over all entries, and of each file where there are several."""
+        right, part = np.asarray(records).T
+        result = {"accuracy": float(right.mean())}
+        if len(self._parts) > 1:
+            for number, name in enumerate(self._parts):
+                own = right[part == number]
+                result[f"accuracy@{name}"] = float(own.mean()) if len(own) else math.nan
+        return result
+
+
+def _read(file: Path) -> list[Trial]:
+    """``FILE:LINE``, file's stem, image, caption and negative of every entry.
+
+    Raises:
+        DataError: A member is missing, or the two captions are the same.
+    """
+    trials = []
+    for where, entry in JsonFile(file).entries():
+        name, right, wrong = (field(entry, key, str, where) for key in ("filename", "caption", "negative_caption"))
+        if right == wrong:
+            raise DataError(f"{where}: caption and negative_caption are the same: {right!r}.")
+        trials.append((where, file.stem, name, right, wrong))
+    if not trials:
+        raise DataError(f"{file}: no entry in it.")
+    return trials

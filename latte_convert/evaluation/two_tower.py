@@ -1,0 +1,88 @@
+"""Embeddings of images and texts by a model with two towers: what retrieval, zero-shot and compositional share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from latte_convert.calibration.decode import Value
+from latte_convert.calibration.feed import Inputs, run
+from latte_convert.evaluation import labels
+from latte_convert.evaluation.tasks.base import Example, Task
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from latte_convert.adapters.checkpoint import Checkpoint
+
+
+class TwoTowerTask(Task):
+    """Embeds every image and every text once; a task compares them in ``records``."""
+
+    @staticmethod
+    def fits(source: Checkpoint) -> str | None:
+        """It must have an image tower and a text tower with a space in common."""
+        if set(source.modalities) != {"image", "text"}:
+            return f"it takes {' and '.join(source.modalities)}, not images and texts"
+        if source.library == "transformers":
+            import transformers
+
+            # A model whose class comes with the checkpoint is found out when it runs.
+            cls = getattr(transformers, source.model_class, None)
+            if cls is not None and not hasattr(cls, "get_text_features"):
+                return "it has no embedding of texts beside that of images"
+        return None
+
+    def prepare(self, example: Example, value: Value, model: nn.Module) -> Inputs:
+        """The checkpoint's own preprocessing; SigLIP's texts at the full length that its last position is read at."""
+        if example.modality == "image" or not _reads_last_position(model):
+            return super().prepare(example, value, model)
+        from latte_convert.adapters.hf_inputs import longest_text
+
+        processor: Any = self.setting.processor("text")
+        longest = longest_text(model, processor.apply)
+        if len(processor.apply(value, verbose=False)["input_ids"]) > longest:
+            processor.truncated.add(example.id)
+        batch = processor.apply(
+            value, padding="max_length", truncation=True, max_length=longest, return_tensors="pt", verbose=False
+        )
+        method = processor.method(model)
+        taken = signature(getattr(model, method)).parameters
+        return Inputs({key: tensor for key, tensor in batch.items() if key in taken}, method)
+
+    def predict(self, model: nn.Module, inputs: Inputs, examples: Sequence[Example]) -> list[Any]:
+        """Embeddings of length 1, ``(D,)`` each."""
+        output = run(model, inputs)
+        vectors: Tensor = output if isinstance(output, Tensor) else output.pooler_output
+        vectors = vectors.float()
+        return list((vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)).cpu().numpy())
+
+
+def _reads_last_position(model: nn.Module) -> bool:
+    text = getattr(getattr(model, "config", None), "text_config", None)
+    return str(getattr(text, "model_type", "")).startswith("siglip")
+
+
+def text_examples(texts: dict[str, str]) -> list[Example]:
+    """An example for every text, whose target is the text; similar lengths side by side, to share a batch.
+
+    Args:
+        texts: Where each text stands.
+    """
+    ordered = sorted(texts.items(), key=lambda item: len(item[0].split()))
+    return [Example(where, "text", labels.text_loader(text), text) for text, where in ordered]
+
+
+def embeddings(examples: Sequence[Example], predictions: Sequence[Any], modality: str) -> dict[Any, Any]:
+    """Embedding of every target of one modality, in the order of the examples."""
+    pairs = zip(examples, predictions, strict=True)
+    return {example.target: vector for example, vector in pairs if example.modality == modality}
+
+
+def stack(vectors: dict[Any, Any], keys: Sequence[Any]) -> Any:
+    """Embeddings of these targets, ``(N, D)``."""
+    return np.stack([vectors[key] for key in keys])

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+import latte_convert
+from latte_convert.errors import DataError, InputError
+from latte_convert.evaluation.captions import read_captions
+from latte_convert.evaluation.evaluate import evaluate
+from latte_convert.evaluation.ranks import rank_of, ranks
+from latte_convert.evaluation.tasks.retrieval import RetrievalTask
+from latte_convert.recipe import Recipe
+
+
+@torch.no_grad()
+def brute_force(model, folder, scenes) -> dict[str, float]:
+    """Sort everything and look: one padded batch, full forward, no use of the project's own code."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    processor = transformers.CLIPImageProcessor.from_pretrained(folder)
+    texts = [(name, text) for name, own in scenes.captions.items() for text in own]
+    pixels = processor([Image.open(scenes.root / "images" / name) for name in scenes.captions], return_tensors="pt")
+    words = tokenizer([text for _, text in texts], padding=True, return_tensors="pt")
+    output = model(**pixels, **words)
+    table = (output.image_embeds @ output.text_embeds.T).numpy()
+    scores = {}
+    for k in (1, 5, 10):
+        nearest = [[texts[j] for j in np.argsort(-row)[:k]] for row in table]
+        found = [
+            any(text in own for _, text in top) for own, top in zip(scenes.captions.values(), nearest, strict=True)
+        ]
+        scores[f"i2t_r{k}"] = np.mean(found)
+        names = list(scenes.captions)
+        hits = [
+            texts[j][0] in [names[i] for i in np.argsort(-table[:, j])[:k]] for j in range(len(texts))
+        ]
+        scores[f"t2i_r{k}"] = np.mean(hits)
+    return scores
+
+
+def test_recall_by_brute_force(clip_artifact, tiny_models, scenes):
+    report = evaluate(clip_artifact, "retrieval", [scenes.root], batch_size=32)
+    original = transformers.CLIPModel.from_pretrained(tiny_models / "tiny-clip").eval()
+    for which, model in (("original", original), ("hybrid", latte_convert.load(clip_artifact))):
+        wanted = brute_force(model, tiny_models / "tiny-clip", scenes)
+        assert {name: getattr(value, which) for name, value in report.metrics.items()} == pytest.approx(wanted)
+    main = report.metrics[report.primary]
+    assert report.primary == "i2t_r5"
+    assert main.original > 0.5  # chance is 5 of 60
+    assert main.hybrid != main.original
+    low, high = main.interval
+    assert low < main.retention < high
+    assert report.samples == 60
+
+
+def test_samples_are_images_with_all_their_captions(clip_artifact, scenes):
+    report = evaluate(clip_artifact, "retrieval", [scenes.root / "captions.json", scenes.root / "images"], samples=7)
+    assert report.samples == 7
+    assert report.metrics["i2t_r10"].original > 0.9  # 10 of 14 captions; of 7 images all are in the first ten
+    assert report.metrics["t2i_r10"].original == 1
+
+
+def test_a_damaged_image_takes_its_captions_along(clip_artifact, scenes, tmp_path):
+    root = tmp_path / "scenes"
+    shutil.copytree(scenes.root, root)
+    first, *others = scenes.captions
+    (root / "images" / first).write_bytes(b"no image")
+    report = evaluate(clip_artifact, "retrieval", [root], batch_size=32)
+    assert [item.id for item in report.skipped] == [first]
+    assert report.samples == 59
+    # The same as without that image from the start.
+    document = json.loads((root / "captions.json").read_text())
+    document["images"] = document["images"][1:]
+    document["annotations"] = [a for a in document["annotations"] if a["image_id"] > 0]
+    (root / "captions.json").write_text(json.dumps(document))
+    again = evaluate(clip_artifact, "retrieval", [root], batch_size=32)
+    assert again.samples == len(others)
+    assert again.metrics == report.metrics
+
+
+def test_ranks_by_hand():
+    gallery = np.eye(3)
+    queries = np.array([[0.9, 0.1, 0.0], [0.2, 0.3, 0.9], [0.5, 0.5, 0.0]])
+    assert ranks(queries, gallery, [np.array([0]), np.array([1]), np.array([1, 2])]).tolist() == [0, 1, 1]
+    # A model that cannot tell anything apart is never right.
+    assert rank_of(np.zeros(4), 2) == 3
+    assert rank_of(np.zeros(4), np.array([0, 1])) == 2
+
+
+def test_scores_of_images_with_different_numbers_of_captions():
+    # Found at 1, 5, 10; captions; captions that find it at 1, 5, 10.
+    records = np.array([[1, 1, 1, 5, 2, 3, 5], [0, 0, 1, 1, 0, 1, 1]], float)
+    scores = RetrievalTask.score(RetrievalTask, records)
+    assert scores == pytest.approx(
+        {"i2t_r5": 0.5, "t2i_r5": 4 / 6, "i2t_r1": 0.5, "t2i_r1": 2 / 6, "i2t_r10": 1.0, "t2i_r10": 1.0}
+    )
+
+
+PAIRS = [("a.jpg", "A dog, running."), ("a.jpg", "One dog"), ("b.jpg", 'A "cat"')]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("captions.txt", 'image,caption\na.jpg,"A dog, running."\na.jpg,One dog\nb.jpg,"A ""cat"""\n'),
+        ("results.csv", 'image_name| comment_number| comment\na.jpg| 0| A dog, running.\na.jpg|1|One dog\nb.jpg|0|A "cat"\n'),
+        ("results.token", 'a.jpg#0\tA dog, running.\na.jpg#1\tOne dog\nb.jpg#0\tA "cat"\n'),
+        (
+            "rows.jsonl",
+            '{"image": "a.jpg", "caption": "A dog, running."}\n{"image": "a.jpg", "caption": "One dog"}\n'
+            '{"image": "b.jpg", "caption": "A \\"cat\\""}\n',
+        ),
+        (
+            "dataset_flickr8k.json",
+            json.dumps(
+                {
+                    "images": [
+                        {"filename": "a.jpg", "split": "test", "sentences": [{"raw": t} for _, t in PAIRS[:2]]},
+                        {"filename": "c.jpg", "split": "train", "sentences": [{"raw": "Not this one"}]},
+                        {"filename": "b.jpg", "split": "test", "sentences": [{"raw": PAIRS[2][1]}]},
+                    ]
+                }
+            ),
+        ),
+    ],
+)
+def test_layouts(name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    assert [(caption.image, caption.text) for caption in read_captions(tmp_path / name)] == PAIRS
+
+
+COCO = """{
+ "images": [
+  {"id": 1, "file_name": "a.png"},
+  {"id": 2, "file_name": "b.png"}],
+ "annotations": [
+  {"image_id": 1, "caption": "A dog"},
+  {"image_id": %s, "caption": "%s"}]
+}"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("captions.json", COCO % (3, "A cat"), r"captions.json:7 \(annotations\[1\]\): a caption of image 3"),
+        ("captions.json", COCO % (2, ""), r"captions.json:7 \(annotations\[1\]\): no 'caption'"),
+        ("captions.json", COCO % (1, "A cat"), r"captions.json:4 \(images\[1\]\): this image has no caption"),
+        ("captions.json", COCO % (2, "A cat"), r"captions.json:6 \(annotations\[0\]\): there is no image 'a.png'"),
+        ("captions.json", COCO[:60], r"captions.json:4: not valid JSON"),
+        ("captions.json", '{"images": []}', "no list 'annotations'"),
+        ("captions.txt", "image,caption\nx.jpg,A dog\nx.jpg,\n", r"captions.txt:3: no caption in this row"),
+        ("captions.txt", "image,caption\nx.jpg\n", r"captions.txt:2: 1 column where"),
+        ("captions.txt", "image,caption\n", "no caption in it"),
+        ("captions.txt", "image,caption\n000.jpg,A dog\ny.jpg,A cat\n", r"captions.txt:3: no such file .*y.jpg"),
+        ("captions.txt", "image,caption\n000.jpg,A dog\n000.jpg,A cat\n", "1 usable sample; a metric needs at least 2"),
+        ("notes.md", "nothing", "has no labels"),
+    ],
+)
+def test_bad_labels_are_named(clip_artifact, name, text, message, tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "000.jpg")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message) as error:
+        evaluate(clip_artifact, "retrieval", [tmp_path])
+    assert error.value.exit_code == 3
+
+
+def test_it_does_not_fit_one_tower(dino_artifact, scenes):
+    with pytest.raises(InputError, match=r"'retrieval' does not fit Dinov2Model: it takes image, not images and texts"):
+        evaluate(dino_artifact, "retrieval", [scenes.root])
+
+
+def siglip(path, tokenizer_folder):
+    torch.manual_seed(0)
+    tower = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    text = {**tower, "vocab_size": 40, "max_position_embeddings": 24, "projection_size": 32}
+    model = transformers.SiglipModel(
+        transformers.SiglipConfig(text_config=text, vision_config={**tower, "image_size": 32, "patch_size": 8})
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(8)  # the library's initialisation tells nothing apart
+    model.save_pretrained(path)
+    transformers.SiglipImageProcessor(size={"height": 32, "width": 32}).save_pretrained(path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer.model_input_names = ["input_ids"]
+    tokenizer.save_pretrained(path)
+    return model.eval(), tokenizer
+
+
+def test_siglip_reads_texts_at_full_length(tiny_models, scenes, tmp_path):
+    model, tokenizer = siglip(tmp_path / "siglip", tiny_models / "tiny-clip")
+    recipe = Recipe(kernel="latte", samples=4, k=1, towers=("vision",))
+    artifact = latte_convert.convert(tmp_path / "siglip", scenes.root / "images", recipe=recipe).save(tmp_path / "out")
+    report = evaluate(artifact, "retrieval", [scenes.root], batch_size=32)
+    processor = transformers.SiglipImageProcessor.from_pretrained(tmp_path / "siglip")
+    texts = [text for own in scenes.captions.values() for text in own]
+    with torch.no_grad():
+        pixels = processor([Image.open(scenes.root / "images" / name) for name in scenes.captions], return_tensors="pt")
+        words = tokenizer(texts, padding="max_length", max_length=24, return_tensors="pt")
+        table = model(**pixels, input_ids=words["input_ids"]).logits_per_text.numpy()
+    order = np.argsort(-table, axis=1)
+    hits = [i // 2 in order[i, :5] for i in range(len(texts))]
+    assert report.metrics["t2i_r5"].original == pytest.approx(np.mean(hits))
+    assert report.metrics["t2i_r5"].original > 0
+
+
+def test_open_clip(scenes, tmp_path):
+    import open_clip
+    from open_clip.push_to_hf_hub import save_config_for_hf
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    config = {
+        "embed_dim": 16,
+        "vision_cfg": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "head_width": 8},
+        "text_cfg": {"context_length": 40, "vocab_size": 49408, "width": 32, "heads": 4, "layers": 2},
+    }
+    model = open_clip.model.CLIP(**config).eval()
+    source = tmp_path / "source"
+    source.mkdir()
+    settings = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "resize_mode": "squash"}
+    open_clip.model.set_model_preprocess_cfg(model, settings)
+    save_config_for_hf(model, source / "open_clip_config.json", config)
+    save_file({k: v.clone() for k, v in model.state_dict().items()}, source / "open_clip_model.safetensors")
+    recipe = Recipe(kernel="latte", samples=4, k=1)
+    artifact = latte_convert.convert(source, scenes.root / "images", recipe=recipe).save(tmp_path / "out")
+    report = evaluate(artifact, "retrieval", [scenes.root], batch_size=32)
+    _, transform = open_clip.create_model_from_pretrained(f"local-dir:{source}")
+    texts = [text for own in scenes.captions.values() for text in own]
+    with torch.no_grad():
+        pixels = torch.stack([transform(Image.open(scenes.root / "images" / name)) for name in scenes.captions])
+        images = model.encode_image(pixels, normalize=True)
+        words = model.encode_text(open_clip.tokenize(texts, 40), normalize=True)
+    order = (words @ images.T).argsort(dim=1, descending=True)
+    hits = [i // 2 in order[i, :10].tolist() for i in range(len(texts))]
+    assert report.metrics["t2i_r10"].original == pytest.approx(np.mean(hits))
