@@ -18,10 +18,10 @@ from latte_convert.selection.policy import count, plan
 from latte_convert.selection.scores import Score, paper_scores
 from latte_convert.selection.trials import Candidates, try_plan
 
-SHOWN = 6
-"""Plans of the frontier whose fidelity is measured for the report."""
 COSTED_ON = 8
 """Calibration samples whose attention calls are counted."""
+SHOWN = 6
+"""Plans of the frontier whose fidelity is measured for the report."""
 SHOWN_ON = 4
 """Calibration samples that they are measured on."""
 
@@ -42,7 +42,7 @@ def choose_plan(job: Job, candidates: Candidates, progress: Progress = silent) -
         scores = _scores(job, candidates, progress)
     with job.timed("select"):
         costs = site_costs(
-            job.model, job.adapter, candidates, FirstOf(job.fitting, 8), min_tokens=job.recipe.min_tokens
+            job.model, job.adapter, candidates, FirstOf(job.fitting, COSTED_ON), min_tokens=job.recipe.min_tokens
         )
         errors = {site: [score.value for score in each] for site, each in scores.items()}
         points, eligible = _weighed(job, candidates, errors, costs, progress)
@@ -119,7 +119,7 @@ def _weighed(
 
 def _pick(job: Job, candidates: Candidates, points: Sequence[Point]) -> Point:
     recipe = job.recipe
-    if len(points) == 1:
+    if len(points) == 1 and count(job.sites, recipe) is not None:
         return points[0]  # nothing to choose: min_fidelity is a gate on the held-out samples
     return choose(
         points,

@@ -1,9 +1,13 @@
-"""A conversion end to end, through the Python API."""
+"""A conversion end to end, through the Python API.
+
+Most recipes say ``latte``: on the few tokens of the test models the default kernel is exact and has no parameters.
+"""
 
 from __future__ import annotations
 
 import copy
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,7 +30,7 @@ def photos(shared_data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def converted(tiny_dino: Path, photos: Path):
-    return latte_convert.convert(tiny_dino, photos, recipe=Recipe(samples=8))
+    return latte_convert.convert(tiny_dino, photos, recipe=Recipe(kernel="latte", samples=8))
 
 
 def batches(model: Path, photos: Path, count: int = 3, seed: int = 9) -> list[dict]:
@@ -102,7 +106,7 @@ def test_save_load_restore(converted, tiny_dino, photos, tmp_path):
 
 def test_reload_with_the_source_deleted(tiny_dino, photos, tmp_path):
     source = shutil.copytree(tiny_dino, tmp_path / "source")
-    result = latte_convert.convert(source, photos, recipe=Recipe(samples=4))
+    result = latte_convert.convert(source, photos, recipe=Recipe(kernel="latte", samples=4))
     out = result.save(tmp_path / "hybrid")
     shutil.rmtree(source)
     inputs = batches(tiny_dino, photos)
@@ -119,14 +123,14 @@ def test_order_on_disk_does_not_matter(tiny_dino, photos, tmp_path):
         directory.mkdir()
         for name in order:
             shutil.copyfile(photos / name, directory / name)
-        result = latte_convert.convert(tiny_dino, directory, recipe=Recipe(samples=8))
+        result = latte_convert.convert(tiny_dino, directory, recipe=Recipe(kernel="latte", samples=8))
         out = result.save(tmp_path / f"{folder}-out")
         hashes.append((out / "model.safetensors").read_bytes())
     assert hashes[0] == hashes[1]
 
 
 def test_min_tokens_above_the_sequence_is_the_original_bit_for_bit(tiny_dino, photos):
-    result = latte_convert.convert(tiny_dino, photos, recipe=Recipe(samples=4, min_tokens=10_000))
+    result = latte_convert.convert(tiny_dino, photos, recipe=Recipe(kernel="latte", samples=4, min_tokens=10_000))
     original = transformers.Dinov2Model.from_pretrained(tiny_dino)
     inputs = batches(tiny_dino, photos)
     assert torch.equal(outputs(original, inputs), outputs(result.model, inputs))
@@ -134,8 +138,10 @@ def test_min_tokens_above_the_sequence_is_the_original_bit_for_bit(tiny_dino, ph
 
 
 def test_propagated_error_fits_on_converted_inputs(tiny_dino, photos):
-    plain = latte_convert.convert(tiny_dino, photos, recipe=Recipe(samples=6, ratio=1.0))
-    refit = latte_convert.convert(tiny_dino, photos, recipe=Recipe(samples=6, ratio=1.0, propagate_error=True))
+    plain = latte_convert.convert(tiny_dino, photos, recipe=Recipe(kernel="latte", samples=6, ratio=1.0))
+    refit = latte_convert.convert(
+        tiny_dino, photos, recipe=Recipe(kernel="latte", samples=6, ratio=1.0, propagate_error=True)
+    )
     first, last = plain.report.converted[0], plain.report.converted[-1]
     kernels = {r: dict(m.model.named_parameters()) for r, m in (("plain", plain), ("refit", refit))}
     # Nothing is converted before the first site, so its inputs are the same; the last one sees five converted ones.
@@ -144,7 +150,7 @@ def test_propagated_error_fits_on_converted_inputs(tiny_dino, photos):
 
 
 def test_score_changes_nothing_and_agrees_with_convert(converted, tiny_dino, photos):
-    report = latte_convert.score(tiny_dino, photos, recipe=Recipe(samples=8))
+    report = latte_convert.score(tiny_dino, photos, recipe=Recipe(kernel="latte", samples=8))
     assert report.fidelity is None
     assert report.converted == converted.report.converted
     assert [site.score for site in report.sites] == [site.score for site in converted.report.sites]
@@ -153,7 +159,7 @@ def test_score_changes_nothing_and_agrees_with_convert(converted, tiny_dino, pho
 def test_loaded_model_with_ready_batches(tiny_dino, photos, tmp_path):
     model = transformers.Dinov2Model.from_pretrained(tiny_dino)
     before = copy.deepcopy(model.state_dict())
-    result = latte_convert.convert(model, batches(tiny_dino, photos, 6), recipe=Recipe(k=2))
+    result = latte_convert.convert(model, batches(tiny_dino, photos, 6), recipe=Recipe(kernel="latte", k=2))
     assert result.model is model
     assert len(result.report.converted) == 2
     out = result.save(tmp_path / "hybrid")
@@ -168,27 +174,30 @@ def test_a_missed_gate_leaves_the_model_alone(tiny_dino, photos):
     inputs = batches(tiny_dino, photos, 6)
     before = outputs(model, inputs)
     with pytest.raises(GateError, match=r"held-out fidelity is 0\.\d+ .* below the 1"):
-        latte_convert.convert(model, inputs, recipe=Recipe(ratio=1.0, min_fidelity=1.0))
+        latte_convert.convert(model, inputs, recipe=Recipe(kernel="latte", ratio=1.0, min_fidelity=1.0))
     assert torch.equal(before, outputs(model, inputs))
     assert not any(".latte." in key for key in model.state_dict())
     assert all("latte_routes" not in module.__dict__ for module in model.modules())
 
 
-def test_an_interrupt_leaves_no_hooks(tiny_dino, photos):
+@pytest.mark.parametrize(
+    ("scorer", "stage"), [("isolated", "Calibrating"), ("paper", "Scoring"), ("isolated", "Trying conversions")]
+)
+def test_an_interrupt_leaves_no_hooks(tiny_dino, photos, scorer, stage):
     model = transformers.Dinov2Model.from_pretrained(tiny_dino)
     inputs = batches(tiny_dino, photos, 6)
-    steps = [0]
+    steps: Counter[str] = Counter()
 
-    def progress(_title: str, _total: int):
+    def progress(title: str, _total: int):
         def advance() -> None:
-            steps[0] += 1
-            if steps[0] == 15:  # inside the scoring pass: hooks and kernels are in place
+            steps[title] += 1
+            if (title, steps[title]) == (stage, 2):
                 raise KeyboardInterrupt
 
         return advance
 
     with pytest.raises(KeyboardInterrupt):
-        latte_convert.convert(model, inputs, recipe=Recipe(samples=6), progress=progress)
+        latte_convert.convert(model, inputs, recipe=Recipe(kernel="latte", scorer=scorer), progress=progress)
     assert all("latte_routes" not in module.__dict__ and not module._forward_hooks for module in model.modules())
     assert not any(".latte." in key for key in model.state_dict())
 
@@ -196,14 +205,14 @@ def test_an_interrupt_leaves_no_hooks(tiny_dino, photos):
 def test_converting_twice_is_refused(tiny_dino, photos):
     model = transformers.Dinov2Model.from_pretrained(tiny_dino)
     inputs = batches(tiny_dino, photos, 4)
-    latte_convert.convert(model, inputs, recipe=Recipe(k=1))
+    latte_convert.convert(model, inputs, recipe=Recipe(kernel="latte", k=1))
     with pytest.raises(CheckpointError, match="converted already"):
-        latte_convert.convert(model, inputs, recipe=Recipe(k=6))
+        latte_convert.convert(model, inputs, recipe=Recipe(kernel="latte", k=6))
 
 
 def test_an_artifact_can_be_converted_again_from_its_original(converted, photos, tmp_path):
     out = converted.save(tmp_path / "first")
-    again = latte_convert.convert(out, photos, recipe=Recipe(samples=8))
+    again = latte_convert.convert(out, photos, recipe=Recipe(kernel="latte", samples=8))
     second = again.save(tmp_path / "second")
     assert (out / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
 
@@ -213,7 +222,7 @@ def test_bf16_checkpoint_keeps_its_dtype(tiny_dino, photos, tmp_path):
     source = tmp_path / "bf16"
     model.save_pretrained(source)
     shutil.copy(tiny_dino / "preprocessor_config.json", source)
-    result = latte_convert.convert(source, photos, recipe=Recipe(samples=4))
+    result = latte_convert.convert(source, photos, recipe=Recipe(kernel="latte", samples=4))
     saved = load_file(result.save(tmp_path / "hybrid") / "model.safetensors")
     assert {t.dtype for key, t in saved.items() if ".latte." not in key} == {torch.bfloat16}
     assert {t.dtype for key, t in saved.items() if ".latte." in key} == {torch.float32}

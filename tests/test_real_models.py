@@ -35,9 +35,8 @@ def largest_difference(a: torch.nn.Module, b: torch.nn.Module, feed) -> float:
 
 def test_dinov2_at_518_px(models_dir, shared_data, tmp_path):
     source = models_dir / "dinov2-small-saliency"
-    result = latte_convert.convert(
-        source, shared_data / "coco_val128" / "images", recipe=Recipe(samples=3, holdout=0.34)
-    )
+    recipe = Recipe(kernel="latte", scorer="paper", samples=3, holdout=0.34)
+    result = latte_convert.convert(source, shared_data / "coco_val128" / "images", recipe=recipe)
     report = result.report
     assert [site.name for site in report.sites] == [f"encoder.layer.{i}.attention" for i in range(12)]
     assert all(site.score.value is not None for site in report.sites)
@@ -51,11 +50,21 @@ def test_dinov2_at_518_px(models_dir, shared_data, tmp_path):
     assert largest_difference(round_trip(result, tmp_path, source), result.model, result.job.holdout) < 1e-5
 
 
+def test_dinov2_with_the_default_kernel(models_dir, shared_data):
+    recipe = Recipe(samples=2, holdout=0.5, k=2, include=("layer.1", "layer.10"))
+    report = latte_convert.convert(
+        models_dir / "dinov2-small-saliency", shared_data / "coco_val128" / "images", recipe=recipe
+    ).report
+    assert [site.fit.kernel for site in report.sites if site.converted] == ["near_far"] * 2
+    saved = report.cost.flops.original - report.cost.flops.hybrid
+    assert saved > 0.6 * 2 / 12 * report.cost.flops.original
+    assert 0.99 < report.fidelity.outputs["last_hidden_state"].cosine < 0.99999
+
+
 def test_minilm(models_dir, shared_data, tmp_path):
     source = models_dir / "minilm-l6"
-    result = latte_convert.convert(
-        source, shared_data / "stsb" / "stsb-en-test.csv", recipe=Recipe(samples=24, min_fidelity=0.5)
-    )
+    recipe = Recipe(kernel="latte", scorer="paper", samples=24, ratio=0.67, min_fidelity=0.5)
+    result = latte_convert.convert(source, shared_data / "stsb" / "stsb-en-test.csv", recipe=recipe)
     assert len(result.report.converted) == 4
     assert result.report.calibration.modality == "text"
     reloaded = round_trip(result, tmp_path, source)
@@ -65,14 +74,15 @@ def test_minilm(models_dir, shared_data, tmp_path):
 def test_minilm_truncates_and_counts_long_text(models_dir, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join([f"short sentence number {i}" for i in range(5)] + ["word " * 700]) + "\n")
-    result = latte_convert.convert(models_dir / "minilm-l6", texts, recipe=Recipe(samples=6))
+    result = latte_convert.convert(models_dir / "minilm-l6", texts, recipe=Recipe(samples=6, k=1))
     assert result.report.calibration.truncated == 1
 
 
 def test_whisper_encoder_decoder_and_cross(models_dir, shared_data, tmp_path):
     source = models_dir / "whisper-tiny.en"
-    result = latte_convert.convert(source, shared_data / "an4_windows", recipe=Recipe(samples=3, holdout=0.34, k=6))
-    kinds = {(s.tower, s.kind, s.causal) for s in result.report.sites}
+    recipe = Recipe(kernel="latte", scorer="paper", samples=3, holdout=0.34, k=6)
+    result = latte_convert.convert(source, shared_data / "an4_windows", recipe=recipe)
+    kinds = {(s.tower, s.kind, s.causal) for s in result.report.sites if s.eligible}
     assert kinds == {("encoder", "self", False), ("decoder", "self", True), ("decoder", "cross", False)}
     assert len(result.report.sites) == 12
     assert result.report.fidelity.primary == "logits"

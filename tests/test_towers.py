@@ -1,4 +1,7 @@
-"""Models with a tower for images and one for text: one of them, the other, or both together."""
+"""Models with a tower for images and one for text: one of them, the other, or both together.
+
+The text towers are causal, which the default kernel cannot be.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def eligible(report) -> set[str]:
 
 @pytest.mark.parametrize("tower", ["vision", "text"])
 def test_samples_of_one_kind_convert_one_tower(tiny_clip, data, tower, tmp_path):
-    result = latte_convert.convert(tiny_clip, data[tower], recipe=Recipe(samples=6))
+    result = latte_convert.convert(tiny_clip, data[tower], recipe=Recipe(kernel="latte", samples=6))
     assert eligible(result.report) == {tower}
     assert {site.reason for site in result.report.sites if site.tower != tower} == {
         f"no samples reach the {'text' if tower == 'vision' else 'vision'} tower"
@@ -32,7 +35,9 @@ def test_samples_of_one_kind_convert_one_tower(tiny_clip, data, tower, tmp_path)
 
 
 def test_both_towers_are_scored_and_selected_together(tiny_clip, data, tmp_path):
-    result = latte_convert.convert(tiny_clip, [data["text"], data["vision"]], recipe=Recipe(samples=6, ratio=0.5))
+    result = latte_convert.convert(
+        tiny_clip, [data["text"], data["vision"]], recipe=Recipe(kernel="latte", samples=6, ratio=0.5)
+    )
     report = result.report
     assert eligible(report) == {"vision", "text"}
     assert len(report.converted) == 3
@@ -55,23 +60,25 @@ def test_both_towers_are_scored_and_selected_together(tiny_clip, data, tmp_path)
 
 
 def test_a_tower_of_the_recipe(tiny_clip, data):
-    report = latte_convert.score(tiny_clip, [data["vision"], data["text"]], recipe=Recipe(samples=4, towers=("text",)))
+    report = latte_convert.score(
+        tiny_clip, [data["vision"], data["text"]], recipe=Recipe(kernel="latte", samples=4, towers=("text",))
+    )
     assert eligible(report) == {"text"}
     with pytest.raises(RecipeError, match="no tower 'visoin' \\(nearest: vision"):
-        latte_convert.score(tiny_clip, data["vision"], recipe=Recipe(samples=4, towers=("visoin",)))
+        latte_convert.score(tiny_clip, data["vision"], recipe=Recipe(kernel="latte", samples=4, towers=("visoin",)))
 
 
 def test_two_sources_of_one_kind_are_refused(tiny_clip, tiny_dino, data):
     with pytest.raises(DataError, match="this model takes text"):
-        latte_convert.score(tiny_clip, [data["vision"], data["vision"]], recipe=Recipe(samples=4))
+        latte_convert.score(tiny_clip, [data["vision"], data["vision"]], recipe=Recipe(kernel="latte", samples=4))
     with pytest.raises(DataError, match="give one --calib for each, not 2"):
-        latte_convert.score(tiny_dino, [data["vision"], data["text"]], recipe=Recipe(samples=4))
+        latte_convert.score(tiny_dino, [data["vision"], data["text"]], recipe=Recipe(kernel="latte", samples=4))
 
 
 @pytest.mark.parametrize(("model", "tokens"), [("tiny_dino", 1 + 8 * 8), ("tiny_clip", 1 + 14 * 14)])
 def test_another_resolution(request, data, model, tokens, tmp_path):
     path = request.getfixturevalue(model)
-    result = latte_convert.convert(path, data["vision"], recipe=Recipe(samples=4, resolution=112))
+    result = latte_convert.convert(path, data["vision"], recipe=Recipe(kernel="latte", samples=4, resolution=112))
     converted = {result.report.cost.tokens[name] for name in result.report.converted}
     assert converted == {tokens}
     assert latte_convert.verify(result.save(tmp_path / "hybrid")).probe_difference < 1e-5
@@ -79,14 +86,14 @@ def test_another_resolution(request, data, model, tokens, tmp_path):
 
 def test_resolutions_that_cannot_be(tiny_dino, tiny_clip, data):
     with pytest.raises(CheckpointError, match="not a multiple of the model's patch size 14; nearest: 98"):
-        latte_convert.score(tiny_dino, data["vision"], recipe=Recipe(samples=4, resolution=100))
+        latte_convert.score(tiny_dino, data["vision"], recipe=Recipe(kernel="latte", samples=4, resolution=100))
     with pytest.raises(RecipeError, match="resolution is for images; the samples here are text"):
-        latte_convert.score(tiny_clip, data["text"], recipe=Recipe(samples=4, resolution=64))
+        latte_convert.score(tiny_clip, data["text"], recipe=Recipe(kernel="latte", samples=4, resolution=64))
 
 
 def test_another_resolution_with_both_towers(tiny_clip, data):
     report = latte_convert.convert(
-        tiny_clip, [data["vision"], data["text"]], recipe=Recipe(samples=4, resolution=64)
+        tiny_clip, [data["vision"], data["text"]], recipe=Recipe(kernel="latte", samples=4, resolution=64)
     ).report
     assert eligible(report) == {"vision", "text"}
     assert {report.cost.tokens[s.name] for s in report.sites if s.tower == "vision"} == {1 + 8 * 8}

@@ -36,10 +36,17 @@ def average_precision(model: torch.nn.Module) -> float:
 
 def test_a_detector_with_some_and_with_all_sites_converted(scenes: Path) -> None:
     original, _ = train_tiny_detr.load(MODELS / "tiny-detr")
-    # Each of these alone costs little of the AP, worked out one by one; the paper's score does not find them all.
-    robust = Recipe(samples=12, ratio=1.0, include=("encoder.layers.2", "decoder.layers.*.self_attn"))
+    # With latte each of these alone costs little of the AP, worked out one by one; the paper's score does not find all.
+    robust = Recipe(
+        kernel="latte",
+        scorer="paper",
+        samples=12,
+        ratio=1.0,
+        include=("encoder.layers.2", "decoder.layers.*.self_attn"),
+    )
     some = latte_convert.convert(MODELS / "tiny-detr", scenes, recipe=robust)
-    everything = latte_convert.convert(MODELS / "tiny-detr", scenes, recipe=Recipe(samples=12, ratio=1.0))
+    every = Recipe(kernel="latte", scorer="paper", samples=12, ratio=1.0)
+    everything = latte_convert.convert(MODELS / "tiny-detr", scenes, recipe=every)
     assert len(some.report.converted) == 4
     towers = {(site.tower, site.kind) for site in everything.report.sites if site.converted}
     assert towers == {("encoder", "self"), ("decoder", "self"), ("decoder", "cross")}
@@ -51,7 +58,8 @@ def test_a_detector_with_some_and_with_all_sites_converted(scenes: Path) -> None
 
 def test_a_detector_below_min_tokens_is_the_original(scenes: Path) -> None:
     original, _ = train_tiny_detr.load(MODELS / "tiny-detr")
-    exact = latte_convert.convert(MODELS / "tiny-detr", scenes, recipe=Recipe(samples=6, ratio=1.0, min_tokens=10_000))
+    recipe = Recipe(kernel="latte", scorer="paper", samples=6, ratio=1.0, min_tokens=10_000)
+    exact = latte_convert.convert(MODELS / "tiny-detr", scenes, recipe=recipe)
     assert average_precision(exact.model) == average_precision(original)
 
 
@@ -59,7 +67,7 @@ def test_retrieval_with_one_site_of_each_tower(tmp_path: Path) -> None:
     parts = train_tiny_clip.load(MODELS / "tiny-clip")
     images, texts = measure_tiny.write_pairs(tmp_path, 16)
     include = ("vision_model.*.layers.0", "text_model.*.layers.0")
-    recipe = Recipe(samples=16, ratio=1.0, include=include)
+    recipe = Recipe(kernel="latte", scorer="paper", samples=16, ratio=1.0, include=include)
     result = latte_convert.convert(MODELS / "tiny-clip", [images, texts], recipe=recipe)
     assert {site.tower for site in result.report.sites if site.converted} == {"vision", "text"}
     assert {site.causal for site in result.report.sites if site.tower == "text"} == {True}

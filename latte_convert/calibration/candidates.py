@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from latte_convert.errors import RecipeError, nearest
+from latte_convert.errors import RecipeError, UsageError, nearest
 from latte_convert.kernels.base import Extras
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.recipe import Candidate, Recipe
@@ -47,7 +47,8 @@ def _resolved(candidate: Candidate, recipe: Recipe) -> Candidate:
         choices = sorted(known | set(Extras.__annotations__))
         raise RecipeError(f"kernel '{kernel.name}' has no option '{unknown[0]}' ({nearest(unknown[0], choices)})")
     try:
-        built = kernel(1, 8, **options)
-    except (TypeError, ValueError) as error:
+        kernel(1, 8, **options)
+    except (TypeError, ValueError, UsageError) as error:
         raise RecipeError(f"options of kernel '{kernel.name}': {error}") from None
-    return Candidate(kernel=kernel.name, options=built.options)
+    # Not the options of what was built: defaults may depend on the number of channels.
+    return Candidate(kernel=kernel.name, options=options)

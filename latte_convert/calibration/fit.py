@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from latte_convert.adapters.base import AttentionCall, AttentionSite
 from latte_convert.calibration.stages.base import Stage
 from latte_convert.calibration.stages.descent import DescentStage
+from latte_convert.calibration.stages.grid import GridStage
 from latte_convert.calibration.stages.latte import LatteStage
 from latte_convert.calibration.stages.output import MapStage, OutputStage
 from latte_convert.calibration.stages.shift import ShiftStage
@@ -20,6 +21,11 @@ from latte_convert.kernels.pola import PolaKernel
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.kernels.taylor2 import Taylor2Kernel
 from latte_convert.recipe import Candidate
+
+ALPHAS = (1.0, 0.75, 0.0, -1.0, -3.0, -8.0, -15.0)
+"""Anchors of taylor2 that are tried."""
+POWERS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
+"""Powers of pola that are tried: the range that its authors let it learn."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,10 @@ def _stages(kernel: Kernel, weight: Tensor | None, seed: int) -> list[Stage]:
         stages.append(ShiftStage(kernel, weight, seed))
     if isinstance(kernel, LatteKernel):
         stages.append(LatteStage(kernel, weight, seed))
+    if isinstance(kernel, Taylor2Kernel):
+        stages.append(GridStage(kernel, weight, seed, kernel.alpha, ALPHAS))
+    if isinstance(kernel, PolaKernel):
+        stages.append(GridStage(kernel, weight, seed, kernel.power, POWERS))
     if descended := _without_closed_form(kernel):
         stages.append(DescentStage(kernel, weight, seed, descended))
     if kernel.output_map is not None:
@@ -113,10 +123,6 @@ def _without_closed_form(kernel: Kernel) -> list[nn.Parameter]:
     wanted = [kernel.query_map, kernel.key_map]
     if isinstance(kernel, FittedKernel):
         wanted += [kernel.query_weight, kernel.query_bias, kernel.key_weight, kernel.key_bias]
-    elif isinstance(kernel, Taylor2Kernel):
-        wanted += [kernel.alpha]
-    elif isinstance(kernel, PolaKernel):
-        wanted += [kernel.power]
     elif kernel.query_map is not None and isinstance(kernel, LatteKernel):
         wanted += [kernel.alpha, kernel.delta_q] if kernel.tte else [kernel.delta_q]
     return [parameter for parameter in wanted if parameter is not None]

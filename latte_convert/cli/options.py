@@ -224,7 +224,12 @@ def _kernel_options(pairs: list[str]) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise UsageError(f"--option takes KEY=VALUE, such as clusters=64, not '{pair}'.")
-        options[key.strip()] = yaml.safe_load(value)
+        try:
+            options[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UsageError(
+                f"--option {key}: '{value}' is not a value; write a number, true, false or a word."
+            ) from None
     return options
 
 

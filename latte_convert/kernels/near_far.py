@@ -28,7 +28,7 @@ nearest mean and takes means anew, with weights ``w``. A difference of keys matt
 distance is ``sum_ch var(q_ch)·(k_ch - c_ch)²``, on the quarter of the channels where this varies most: a step then
 costs an eighth of what attending to the clusters costs, at hardly any loss.
 
-**Cost.** With windows of ``t`` tokens, regions of ``r`` and ``c`` clusters, ``N·(r + c·(1 + steps/8) + prefix)``
+**Cost.** With regions of ``r`` tokens and ``c`` clusters, ``N·(r + c·(1 + steps/8) + prefix)``
 products of a query and a key: linear in N, as ``c`` is capped. Where softmax itself is no dearer, it is what runs.
 
 **One softmax from two.** Near and far field are attended to by themselves, each with its log-sum-exp ``l``; the joint

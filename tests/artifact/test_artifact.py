@@ -24,7 +24,8 @@ from latte_convert.recipe import Recipe
 
 @pytest.fixture(scope="module")
 def result(tiny_dino: Path, shared_data: Path):
-    return latte_convert.convert(tiny_dino, shared_data / "coco_val128" / "images", recipe=Recipe(samples=4))
+    photos = shared_data / "coco_val128" / "images"
+    return latte_convert.convert(tiny_dino, photos, recipe=Recipe(kernel="latte", samples=4))
 
 
 @pytest.fixture(scope="module")

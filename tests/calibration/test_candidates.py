@@ -15,19 +15,25 @@ def test_what_helped_a_kernel_is_its_default_and_the_recipe_wins() -> None:
     recommended = get_kernel("latte").recommended
     assert {name: default.options.get(name, False) for name in recommended} == recommended
     (plain,) = candidates(Recipe(kernel="latte", sigma=False, exact_prefix=False, jpn=False, granularity="head"))
-    assert (plain.options.get("sigma"), plain.options.get("exact_prefix")) == (None, None)
+    assert (plain.options["sigma"], plain.options["exact_prefix"]) == (False, False)
     assert (plain.options["jpn"], plain.options["granularity"]) == (False, "head")
 
 
 def test_options_of_the_recipe_win_over_everything() -> None:
     (chosen,) = candidates(Recipe(kernel="latte", sigma=True, options={"sigma": False, "tte": False}))
-    assert chosen.options.get("sigma") is None
+    assert chosen.options["sigma"] is False
     assert chosen.options["tte"] is False
 
 
 def test_a_setting_of_another_kernel_is_not_passed_on() -> None:
     (elu,) = candidates(Recipe(kernel="elu", granularity="head"))
     assert "granularity" not in elu.options
+
+
+def test_a_default_that_depends_on_the_channels_is_left_open() -> None:
+    (performer,) = candidates(Recipe(kernel="performer"))
+    kernel = get_kernel("performer")(2, 64, **performer.options)
+    assert kernel.options["features"] == get_kernel("performer")(2, 64).options["features"]
 
 
 def test_auto_has_our_list_or_the_recipes() -> None:

@@ -49,7 +49,7 @@ def latte(monkeypatch, capsys):
 def artifact(tiny_dino: Path, photos: Path, tmp_path_factory) -> Path:
     import latte_convert
 
-    result = latte_convert.convert(tiny_dino, photos, recipe=latte_convert.Recipe(samples=4))
+    result = latte_convert.convert(tiny_dino, photos, recipe=latte_convert.Recipe(kernel="latte", samples=4))
     return result.save(tmp_path_factory.mktemp("cli") / "hybrid")
 
 
@@ -128,7 +128,18 @@ def test_schema_is_a_valid_json_schema(latte, which):
         (["--ratio", "1.5"], 3, "ratio: Input should be less than or equal to 1"),
         (["-k", "99"], 3, "k is 99, but only 6 of 6 sites are eligible"),
         (["--exclude", "layer.77"], 3, "exclude pattern 'layer.77' matches no attention site"),
-        (["--min-fidelity", "1.0", "--ratio", "1"], 4, "held-out fidelity is"),
+        (["--kernel", "latte", "--min-fidelity", "1.0", "--ratio", "1"], 4, "held-out fidelity is"),
+        (["--max-flops", "0.5", "--ratio", "0.5"], 3, "ratio and max_flops are both given: a plan is made for one"),
+        (["--max-flops", "0.5"], 4, "no plan needs at most 50.0% of the exact attention FLOPs; the nearest: 6 sites"),
+        (["--kernel", "auto", "--scorer", "paper"], 3, "set scorer to isolated or greedy"),
+        (["--kernel", "nearfar"], 3, "unknown kernel 'nearfar' (nearest: near_far)"),
+        (["--option", "bad"], 2, "--option takes KEY=VALUE, such as clusters=64, not 'bad'"),
+        (["--option", "window=["], 2, "--option window: '[' is not a value"),
+        (["--option", "windows=2"], 3, "kernel 'near_far' has no option 'windows' (nearest: window)"),
+        (["--option", "window=-1"], 3, "window and halo are at least 0"),
+        (["--option", "window=wide"], 3, "options of kernel 'near_far'"),
+        (["--kernel", "latte", "--option", "window=2"], 3, "kernel 'latte' has no option 'window'"),
+        (["--scorer", "gready"], 2, "gready"),
         (["--samples", "5", "--min-samples", "20"], 3, "min_samples (20) is more than samples (5)"),
         (["--samples", "50", "--min-samples", "20"], 3, "8"),
         (["--device", "quantum"], 2, "device 'quantum' is not one of auto, cpu, cuda"),
@@ -167,6 +178,28 @@ def test_options_win_over_the_recipe_file(latte, tiny_dino, photos, tmp_path):
     code, stdout, _ = latte("score", tiny_dino, "--calib", photos, "-c", recipe, "--ratio", "0.5")
     assert code == 0
     assert len(stdout.splitlines()) == 3
+
+
+def test_options_of_every_candidate(latte, tiny_dino, photos):
+    arguments = ("score", tiny_dino, "--calib", photos, "--samples", 4, "-k", 1, "--kernel", "auto", "--json")
+    code, stdout, _ = latte(*arguments, "--option", "window=2", "--option", "far=pooled")
+    report = json.loads(stdout)
+    assert code == 0
+    assert report["recipe"]["options"] == {"window": 2, "far": "pooled"}
+    assert len(report["converted"]) == 1
+    for site in report["sites"]:
+        assert site["fit"]["kernel"] == "near_far"
+        assert (site["fit"]["options"]["window"], site["fit"]["options"]["far"]) == (2, "pooled")
+
+
+def test_a_budget_wins_over_another_in_the_file(latte, tiny_dino, photos, tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("ratio: 0.5\nsamples: 4\nkernel: latte\n")
+    code, stdout, _ = latte("score", tiny_dino, "--calib", photos, "-c", recipe, "--min-fidelity", "-1", "--json")
+    assert (code, len(json.loads(stdout)["converted"])) == (0, 3)  # a gate is no other budget
+    code, stdout, _ = latte("score", tiny_dino, "--calib", photos, "-c", recipe, "--max-flops", "1", "--json")
+    assert code == 0
+    assert (json.loads(stdout)["recipe"]["ratio"], json.loads(stdout)["recipe"]["max_flops"]) == (None, 1.0)
 
 
 def bad_models(tmp_path: Path, tiny_dino: Path) -> dict[str, tuple[Path | str, str]]:
@@ -368,6 +401,8 @@ def test_ctrl_c_exits_130_and_leaves_nothing(tiny_dino, photos, tmp_path):
             str(photos),
             "--samples",
             "8",
+            "--kernel",
+            "latte",
             "--propagate-error",
             "--out",
             str(tmp_path / "o"),

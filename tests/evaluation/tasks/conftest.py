@@ -57,13 +57,13 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
 
 @pytest.fixture(scope="session")
 def clip_artifact(tiny_models: Path, scenes: Scenes, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trained tiny CLIP with two sites of each tower converted, for a loss that can be seen."""
+    """The trained tiny CLIP with a site of each tower converted."""
     import latte_convert
     from latte_convert.recipe import Recipe
 
     texts = tmp_path_factory.mktemp("calib") / "texts.txt"
     texts.write_text("\n".join(itertools.chain.from_iterable(scenes.captions.values())) + "\n")
-    include = tuple(f"{tower}_model.encoder.layers.{i}.*" for tower in ("vision", "text") for i in (1, 2))
-    recipe = Recipe(kernel="latte", samples=8, ratio=1.0, include=include)
+    include = tuple(f"{tower}_model.encoder.layers.1.*" for tower in ("vision", "text"))
+    recipe = Recipe(kernel="latte", samples=4, ratio=1.0, include=include)
     result = latte_convert.convert(tiny_models / "tiny-clip", [scenes.root / "images", texts], recipe=recipe)
     return result.save(tmp_path_factory.mktemp("clip") / "hybrid")

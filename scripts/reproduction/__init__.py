@@ -1,0 +1,1 @@
+"""The tables of the source paper, row by row."""
