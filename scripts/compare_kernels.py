@@ -32,7 +32,7 @@ from comparison.rendering import markdown, plot
 
 ABLATED_CASES = ("dinov2-392", "minilm")
 """Where the extras are ablated: one model for images and one for text."""
-QUICK = ("latte (paper)", "near_far, clustered 1/8")
+QUICK = ("latte (paper)", "near_far 8/2, 1/8, 2 steps")
 
 
 class Results:

@@ -55,8 +55,10 @@ def everything() -> dict[str, Any]:
 RIVALS = ("qt_vit", "elu", "relu", "performer")
 """Linear kernels of the cost of latte, the ones it has to beat."""
 
+NEAR_FAR = ((2, 1, 32, 3), (2, 1, 20, 3), (2, 1, 10, 2), (4, 2, 10, 2), (8, 2, 8, 2))
+"""Window, halo, far keys as one of this many tokens, and steps of k-means: from cheap to faithful."""
+
 _BASE = only("exact_prefix", "sigma")
-_FAR = {"window": 0, "halo": 0}
 _PER_HEAD = {"granularity": "head"}
 
 
@@ -69,10 +71,12 @@ def _main() -> Iterator[Entry]:
     yield Entry("fitted", "fitted", _BASE | {"key_shift": True})
     for steps in (1, 2):
         yield Entry(f"monarch, {steps} step{'s' * (steps > 1)}", "monarch", {"steps": steps, **only("exact_prefix")})
-    for far, shares in (("pooled", (16, 4)), ("clustered", (32, 16, 8, 4))):
-        for share in shares:
-            options = {"far": far, **_FAR, **only("exact_prefix")}
-            yield Entry(f"near_far, {far} 1/{share}", "near_far", options, share=share)
+    for window, halo, share, steps in NEAR_FAR:
+        options = {"window": window, "halo": halo, "steps": steps}
+        yield Entry(f"near_far {window}/{halo}, 1/{share}, {steps} steps", "near_far", options, share=share)
+    for window, halo, far in ((2, 1, "pooled"), (0, 0, "clustered"), (0, 0, "pooled")):
+        options = {"window": window, "halo": halo, "far": far}
+        yield Entry(f"near_far {window}/{halo}, 1/10, {far}", "near_far", options, share=10)
     yield Entry("near_far", "near_far")
 
 
@@ -98,7 +102,7 @@ def _ablation(kernel: str, added: Sequence[str], **more: dict[str, Any]) -> Iter
     """One kernel with nothing, with what helps most, and with one more each."""
     variants = {"nothing": only(), "exact_prefix": only("exact_prefix"), "both": _BASE}
     variants |= {f"both, {name}": only("exact_prefix", "sigma", name) for name in added} | more
-    size: dict[str, Any] = _FAR if kernel == "near_far" else {}
+    size: dict[str, Any] = {"window": 2, "halo": 1} if kernel == "near_far" else {}
     share = 16 if kernel == "near_far" else None
     for variant, options in variants.items():
         label = f"{kernel}: {variant}"

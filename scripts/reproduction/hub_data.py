@@ -7,7 +7,6 @@ files are the originals' bytes.
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import re
 import shutil
@@ -41,13 +40,14 @@ def write_detection(rows: Rows, out: Path) -> None:
     """COCO's ``annotations/instances_val2017.json`` and ``val2017/``, of rows with all of COCO's fields."""
     (out / "val2017").mkdir()
     (out / "annotations").mkdir()
-    images, boxes, categories = [], [], {}
+    images: list[dict[str, Any]] = []
+    boxes: list[dict[str, Any]] = []
+    categories: dict[int, str] = {}
     for row in rows:
         images.append({key: row[key] for key in ("file_name", "width", "height")} | {"id": row["image_id"]})
         (out / "val2017" / row["file_name"]).write_bytes(row["image"]["bytes"])
         names = row["annotations"]["category_name"]
-        for key, name in zip(row["annotations"]["category_id"], names, strict=True):
-            categories[key] = name
+        categories |= dict(zip(row["annotations"]["category_id"], names, strict=True))
         keys = ("category_id", "bbox", "area", "iscrowd")
         columns = zip(*(row["annotations"][key] for key in keys), strict=True)
         boxes += [{"image_id": row["image_id"], **dict(zip(keys, values, strict=True))} for values in columns]
@@ -61,7 +61,8 @@ def write_detection(rows: Rows, out: Path) -> None:
 
 def write_captions(rows: Rows, out: Path) -> None:
     """COCO's ``captions.json`` and ``images/``, of rows with an image and its captions, one a line."""
-    images, captions = [], []
+    images: list[dict[str, Any]] = []
+    captions: list[dict[str, Any]] = []
     for number, row in enumerate(rows):
         images.append({"id": number, "file_name": _save(row["image"], out / "images", f"{number:06d}")})
         captions += [{"image_id": number, "caption": text} for text in _lines(row["captions"])]
@@ -145,10 +146,9 @@ def rows_of(dataset: Any, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
     """Rows under our own names, images undecoded, class numbers as names."""
     from datasets import ClassLabel, Image
 
-    first = next(iter(dataset.take(1)), {}) if dataset.features is None else dataset.features
     features = dataset.features or {}
-    for name in first:
-        if isinstance(features.get(name), Image):
+    for name, kind in features.items():
+        if isinstance(kind, Image):
             dataset = dataset.cast_column(name, Image(decode=False))
     names = {theirs: ours for ours, theirs in columns.items()}
     classes = {name: kind for name, kind in features.items() if isinstance(kind, ClassLabel)}
@@ -174,8 +174,3 @@ def _lines(text: str | bytes) -> list[str]:
 
 def _first(value: Any) -> Any:
     return value[0] if isinstance(value, list) else value
-
-
-def take(rows: Rows, count: int) -> list[dict[str, Any]]:
-    """The first rows."""
-    return list(itertools.islice(rows, count))

@@ -98,7 +98,8 @@ def _ablation() -> Iterator[Row]:
             switches = {"tte": part == "tte", "jpn": part == "jpn"}
             yield Row(
                 f"{name}-{part}", "Ablation of TTE and JPN", model, "coco-train", "retrieval", ("coco-captions",),
-                _recall(Figures(latte=text), Figures(latte=image)), VISION | switches, note=note,
+                _recall(Figures(latte=text), Figures(latte=image)), VISION | switches,
+                note=" ".join(filter(None, (note, "The figure under LATTE is that of the variant."))),
             )  # fmt: skip
 
 

@@ -51,8 +51,8 @@ def test_the_paper_is_the_paper_and_far_keys_follow_the_tokens() -> None:
     paper = by_label["latte (paper)"].candidate(784).options
     assert {name: paper.get(name, False) for name in only()} == only("sigma")
     assert paper["granularity"] == "layer"
-    assert by_label["near_far, clustered 1/8"].candidate(784).options["clusters"] == 98
-    assert by_label["near_far, clustered 1/8"].candidate(4).options["clusters"] == 1
+    assert by_label["near_far 8/2, 1/8, 2 steps"].candidate(784).options["clusters"] == 98
+    assert by_label["near_far 8/2, 1/8, 2 steps"].candidate(4).options["clusters"] == 1
     assert all(by_label[name].candidate(784).options["sigma"] for name in RIVALS)
 
 
@@ -111,7 +111,7 @@ def test_timings_go_beside_the_rows(
 def test_monarch_is_beaten_at_equal_flops_only(ours: float, holds: bool) -> None:
     results = made_results(
         made_row("monarch, 1 step", "monarch", 0.10, 0.9),
-        made_row("near_far, clustered 1/16", "near_far", 0.10, ours),
+        made_row("near_far 2/1, 1/20, 3 steps", "near_far", 0.10, ours),
         made_row("near_far", "near_far", 0.40, 0.99),  # better, and dearer: does not count
     )
     (line,) = bars(results)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
+import dataclasses
 import io
 import json
 import math
@@ -190,11 +190,7 @@ def test_categories_by_name_and_by_number(tmp_path):
         categories_of(["dog", "cot"], labels, "x")
     # As RT-DETR's published checkpoints spell them.
     names = {1: "motorcycle", 2: "airplane", 3: "couch", 4: "potted plant", 5: "dining table", 6: "tv"}
-    coco = (
-        copy.replace(labels, categories=names)
-        if hasattr(copy, "replace")
-        else labels.__class__(labels.images, labels.annotations, names, labels.where)
-    )
+    coco = dataclasses.replace(labels, categories=names)
     coco.annotations[0].clear()
     spelt = ["motorbike", "aeroplane", "sofa", "pottedplant", "diningtable", "tvmonitor"]
     assert categories_of(spelt, coco, "x") == {i: i + 1 for i in range(6)}

@@ -244,3 +244,30 @@ def test_open_clip(scenes, tmp_path):
     order = (words @ images.T).argsort(dim=1, descending=True)
     hits = [i // 2 in order[i, :10].tolist() for i in range(len(texts))]
     assert report.metrics["t2i_r10"].original == pytest.approx(np.mean(hits))
+
+
+def test_a_dual_encoder(tiny_models, scenes, tmp_path):
+    torch.manual_seed(0)
+    layers = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
+        transformers.ViTConfig(**layers, image_size=32, patch_size=8, initializer_range=0.2),
+        transformers.BertConfig(**layers, vocab_size=40, max_position_embeddings=24, initializer_range=0.2),
+        projection_dim=16,
+    )
+    model = transformers.VisionTextDualEncoderModel(config).eval()
+    model.save_pretrained(tmp_path / "source")
+    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+    processor.save_pretrained(tmp_path / "source")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_models / "tiny-clip")
+    tokenizer.save_pretrained(tmp_path / "source")
+    recipe = Recipe(kernel="latte", samples=4, k=1)
+    artifact = latte_convert.convert(tmp_path / "source", scenes.root / "images", recipe=recipe).save(tmp_path / "out")
+    report = evaluate(artifact, "retrieval", [scenes.root], batch_size=32)
+    texts = [text for own in scenes.captions.values() for text in own]
+    with torch.no_grad():
+        pixels = processor([Image.open(scenes.root / "images" / name) for name in scenes.captions], return_tensors="pt")
+        words = tokenizer(texts, padding=True, return_tensors="pt")
+        table = model(**pixels, **words).logits_per_text
+    order = table.argsort(dim=1, descending=True)
+    hits = [i // 2 in order[i, :10].tolist() for i in range(len(texts))]
+    assert report.metrics["t2i_r10"].original == pytest.approx(np.mean(hits))
