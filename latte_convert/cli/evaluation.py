@@ -22,7 +22,8 @@ def evaluate(
         typer.Option(
             "--task",
             "-t",
-            help="asr, fidelity, knn, linear-probe, saliency or sts.",
+            help="asr, classification, compositional, detection, fidelity, knn, linear-probe, retrieval, saliency, sts "
+            "or zero-shot.",
         ),
     ],
     data: Annotated[
@@ -32,7 +33,8 @@ def evaluate(
             "-d",
             metavar="DATA",
             rich_help_panel=_DATA,
-            help="The samples with their labels, in the task's usual layout. Twice for fidelity of a two-tower model.",
+            help="The samples with their labels, in the task's usual layout. Twice for labels and the folder of their "
+            "images, and for fidelity of a two-tower model.",
         ),
     ],
     samples: Annotated[

@@ -115,10 +115,12 @@ def field(entry: dict[str, Any], name: str, kind: type | tuple[type, ...], where
     Raises:
         DataError: It is missing, empty, or of another kind.
     """
-    if name not in entry or entry[name] in (None, ""):
+    if name not in entry:
         raise DataError(f"{where}: no '{name}'; it has {', '.join(list(entry)[:10]) or 'nothing'}.")
-    value = entry[name]
+    value = entry[name].strip() if isinstance(entry[name], str) else entry[name]
+    if value is None or value == "":
+        raise DataError(f"{where}: '{name}' is empty.")
     if not isinstance(value, kind) or isinstance(value, bool):
         wanted = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
         raise DataError(f"{where}: '{name}' is {value!r}, not {wanted}.")
-    return value.strip() if isinstance(value, str) else value
+    return value

@@ -1,4 +1,4 @@
-"""Where a task's label file is, and the folder of the images that it names."""
+"""Where labels are: a file and the folder of the images that it names, or a folder a class."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 from latte_convert.errors import DataError, UsageError
 from latte_convert.evaluation.tasks.base import Setting
+
+_TEST_FOLDERS = ("test", "val", "validation")
 
 
 def label_files(setting: Setting, patterns: Sequence[str]) -> tuple[list[Path], list[Path]]:
@@ -66,6 +68,13 @@ def image_folder(folders: Sequence[Path], name: str, where: str) -> Path:
             "as a second --data."
         )
     return found
+
+
+def split_folder(setting: Setting) -> Path:
+    """The folder with a folder a class: the test part of a place that has parts."""
+    root = setting.place
+    parts = [root / name for name in _TEST_FOLDERS if (root / name).is_dir()] if (root / "train").is_dir() else []
+    return next(iter(parts), root)
 
 
 def _found(folder: Path, patterns: Sequence[str]) -> list[Path]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
-from latte_convert.calibration.decode import Value
 from latte_convert.calibration.feed import Inputs, run
 from latte_convert.evaluation import labels
 from latte_convert.evaluation.tasks.base import Example, Task
@@ -37,34 +35,12 @@ class TwoTowerTask(Task):
                 return "it has no embedding of texts beside that of images"
         return None
 
-    def prepare(self, example: Example, value: Value, model: nn.Module) -> Inputs:
-        """The checkpoint's own preprocessing; SigLIP's texts at the full length that its last position is read at."""
-        if example.modality == "image" or not _reads_last_position(model):
-            return super().prepare(example, value, model)
-        from latte_convert.adapters.hf_inputs import longest_text
-
-        processor: Any = self.setting.processor("text")
-        longest = longest_text(model, processor.apply)
-        if len(processor.apply(value, verbose=False)["input_ids"]) > longest:
-            processor.truncated.add(example.id)
-        batch = processor.apply(
-            value, padding="max_length", truncation=True, max_length=longest, return_tensors="pt", verbose=False
-        )
-        method = processor.method(model)
-        taken = signature(getattr(model, method)).parameters
-        return Inputs({key: tensor for key, tensor in batch.items() if key in taken}, method)
-
     def predict(self, model: nn.Module, inputs: Inputs, examples: Sequence[Example]) -> list[Any]:
         """Embeddings of length 1, ``(D,)`` each."""
         output = run(model, inputs)
         vectors: Tensor = output if isinstance(output, Tensor) else output.pooler_output
         vectors = vectors.float()
         return list((vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)).cpu().numpy())
-
-
-def _reads_last_position(model: nn.Module) -> bool:
-    text = getattr(getattr(model, "config", None), "text_config", None)
-    return str(getattr(text, "model_type", "")).startswith("siglip")
 
 
 def text_examples(texts: dict[str, str]) -> list[Example]:

@@ -35,7 +35,7 @@ class FittedKernel(Kernel):
 
     name = "fitted"
     causal_form = True
-    recommended: ClassVar[Extras] = {"exact_prefix": True, "key_shift": True, "sigma": True}
+    recommended: ClassVar[Extras] = {"exact_prefix": True, "key_shift": True, "output_map": True}
 
     def __init__(self, heads: int, head_dim: int, *, features: int | None = None, **extras: Unpack[Extras]) -> None:
         super().__init__(heads, head_dim, **extras)

@@ -68,7 +68,7 @@ def _main() -> Iterator[Entry]:
     yield Entry("latte (all free)", "latte", _PER_HEAD | everything())
     for name in (*RIVALS, "pola", "taylor2"):
         yield Entry(name, name, _BASE)
-    yield Entry("fitted", "fitted", _BASE | {"key_shift": True})
+    yield Entry("fitted", "fitted", only("exact_prefix", "key_shift", "output_map"))
     for steps in (1, 2):
         yield Entry(f"monarch, {steps} step{'s' * (steps > 1)}", "monarch", {"steps": steps, **only("exact_prefix")})
     for window, halo, share, steps in NEAR_FAR:

@@ -27,8 +27,13 @@ PROVED = ("detr", "siglip", "clip-tte", "clip-sugarcrepe", "clip-eurosat", "robe
 
 @pytest.mark.parametrize(
     ("row", "metric", "latte", "qt_vit"),
-    [("detr", "ap", 95.0, 85.5), ("rt-detr", "ap", 95.3, 82.9), ("clip", "t2i_r5", 97.7, 51.1), ("siglip", "t2i_r5", 99.1, 90.2)],
-)  # fmt: skip
+    [
+        ("detr", "ap", 95.0, 85.5),
+        ("rt-detr", "ap", 95.3, 82.9),
+        ("clip", "t2i_r5", 97.7, 51.1),
+        ("siglip", "t2i_r5", 99.1, 90.2),
+    ],
+)
 def test_the_papers_figures_give_the_retention_that_it_states(row, metric, latte, qt_vit):
     figures = BY_NAME[row].figures[metric]
     assert 100 * figures.latte / figures.original == pytest.approx(latte, abs=0.06)

@@ -9,11 +9,16 @@ from latte_convert.evaluation.tasks.base import Task
 
 _TASKS = {
     "asr": "AsrTask",
+    "classification": "ClassificationTask",
+    "compositional": "CompositionalTask",
+    "detection": "DetectionTask",
     "fidelity": "FidelityTask",
     "knn": "KnnTask",
     "linear-probe": "LinearProbeTask",
+    "retrieval": "RetrievalTask",
     "saliency": "SaliencyTask",
     "sts": "StsTask",
+    "zero-shot": "ZeroShotTask",
 }
 """Class of each task, in the module of the task's name."""
 

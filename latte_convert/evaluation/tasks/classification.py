@@ -12,9 +12,9 @@ from torch import Tensor
 from latte_convert.calibration.feed import Inputs, run
 from latte_convert.evaluation import labels
 from latte_convert.evaluation.class_names import ClassNames, class_names
+from latte_convert.evaluation.layout import split_folder
 from latte_convert.evaluation.ranks import accuracies, rank_of
 from latte_convert.evaluation.tasks.base import Example, Metric, Task
-from latte_convert.evaluation.tasks.zero_shot import split_folder
 
 if TYPE_CHECKING:
     from torch import nn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,15 @@ from latte_convert.evaluation.layout import image_folder, label_files
 from latte_convert.evaluation.tasks.base import Example, Metric, require_two
 from latte_convert.evaluation.two_tower import TwoTowerTask, embeddings, text_examples
 
-Trial = tuple[str, str, str, str, str]
+
+class Trial(NamedTuple):
+    """An entry: ``FILE:LINE``, the stem of its file, the image, its caption and the negative."""
+
+    where: str
+    part: str
+    image: str
+    caption: str
+    negative: str
 
 
 class CompositionalTask(TwoTowerTask):
@@ -36,24 +44,27 @@ class CompositionalTask(TwoTowerTask):
         files, folders = label_files(self.setting, ("*.json",))
         self._parts = [file.stem for file in files]
         trials = [trial for file in files for trial in _read(file)]
-        trials = labels.choose(trials, self.setting.samples, self.setting.seed, lambda trial: trial[0])
+        trials = labels.choose(trials, self.setting.samples, self.setting.seed, lambda trial: trial.where)
         require_two(len(trials), self.setting.data[0])
         self._trials = trials
-        folder = image_folder(folders, trials[0][2], trials[0][0])
-        paths: dict[str, Path] = {}
-        for where, _, name, _, _ in trials:
-            if name not in paths:
-                paths[name] = labels.named_file(folder, name, "image", where)
+        folder = image_folder(folders, trials[0].image, trials[0].where)
+        places = {trial.image: trial.where for trial in reversed(trials)}
+        paths = {name: labels.named_file(folder, name, "image", where) for name, where in reversed(places.items())}
         images = [Example(name, "image", labels.file_loader(path, "image"), name) for name, path in paths.items()]
-        return images + text_examples({text: trial[0] for trial in reversed(trials) for text in trial[3:]})
+        return images + text_examples(
+            {text: trial.where for trial in reversed(trials) for text in (trial.caption, trial.negative)}
+        )
 
     def records(self, examples: Sequence[Example], predictions: Sequence[Any]) -> Any:
         """Whether each entry is right, and the number of its file, ``(N, 2)``."""
         images, texts = (embeddings(examples, predictions, modality) for modality in ("image", "text"))
         rows = [
-            (float(images[name] @ texts[right] > images[name] @ texts[wrong]), self._parts.index(part))
-            for _, part, name, right, wrong in self._trials
-            if name in images
+            (
+                float(images[trial.image] @ texts[trial.caption] > images[trial.image] @ texts[trial.negative]),
+                self._parts.index(trial.part),
+            )
+            for trial in self._trials
+            if trial.image in images
         ]
         return np.array(rows, dtype=np.float64).reshape(-1, 2)
 
@@ -69,7 +80,7 @@ class CompositionalTask(TwoTowerTask):
 
 
 def _read(file: Path) -> list[Trial]:
-    """``FILE:LINE``, file's stem, image, caption and negative of every entry.
+    """All entries of a file.
 
     Raises:
         DataError: A member is missing, or the two captions are the same.
@@ -79,7 +90,7 @@ def _read(file: Path) -> list[Trial]:
         name, right, wrong = (field(entry, key, str, where) for key in ("filename", "caption", "negative_caption"))
         if right == wrong:
             raise DataError(f"{where}: caption and negative_caption are the same: {right!r}.")
-        trials.append((where, file.stem, name, right, wrong))
+        trials.append(Trial(where, file.stem, name, right, wrong))
     if not trials:
         raise DataError(f"{file}: no entry in it.")
     return trials

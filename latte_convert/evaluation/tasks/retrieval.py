@@ -31,6 +31,9 @@ class RetrievalTask(TwoTowerTask):
 
     name = "retrieval"
     metrics = tuple(Metric(f"{way}_r{k}") for k in (5, 1, 10) for way in ("i2t", "t2i"))
+    note = (
+        "i2t is text recall (captions found for images), t2i image recall; the gallery is all images and all captions."
+    )
 
     def open(self) -> list[Example]:
         """Images first, then each different caption once."""
@@ -61,7 +64,7 @@ class RetrievalTask(TwoTowerTask):
         owner = np.repeat(np.arange(len(captions)), [len(own) for own in captions.values()])
         image_vectors, text_vectors = stack(images, list(captions)), stack(texts, gallery)
         to_text = ranks(image_vectors, text_vectors, own_rows)
-        to_image = ranks(text_vectors, image_vectors, owner[:, None])  # type: ignore[arg-type]
+        to_image = ranks(text_vectors, image_vectors, list(owner[:, None]))
         hits = np.stack([np.bincount(owner, to_image < k, len(captions)) for k in _AT], 1)
         found = np.stack([to_text < k for k in _AT], 1)
         return np.concatenate([found, np.bincount(owner)[:, None], hits], 1, dtype=np.float64)

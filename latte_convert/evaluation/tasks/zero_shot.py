@@ -10,14 +10,13 @@ import numpy as np
 
 from latte_convert.errors import DataError, nearest
 from latte_convert.evaluation import labels
+from latte_convert.evaluation.layout import split_folder
 from latte_convert.evaluation.ranks import accuracies, rank_of
-from latte_convert.evaluation.tasks.base import Example, Metric, Setting
+from latte_convert.evaluation.tasks.base import Example, Metric
 from latte_convert.evaluation.two_tower import TwoTowerTask, embeddings, text_examples
 
 TEMPLATE = "a photo of a {}."
 """The prompt where no file of templates is given: the one of CLIP's paper."""
-
-_TEST_FOLDERS = ("test", "val", "validation")
 
 
 class ZeroShotTask(TwoTowerTask):
@@ -63,13 +62,6 @@ class ZeroShotTask(TwoTowerTask):
     def score(self, records: Sequence[Any]) -> dict[str, float]:
         """Share of images whose class is nearest; among the five nearest, where there are more than five."""
         return accuracies(np.asarray(records), len(self._prompts))
-
-
-def split_folder(setting: Setting) -> Path:
-    """The folder with a folder a class: the test part of a place that has parts."""
-    root = setting.place
-    parts = [root / name for name in _TEST_FOLDERS if (root / name).is_dir()] if (root / "train").is_dir() else []
-    return next(iter(parts), root)
 
 
 def read_templates(path: Path | None) -> list[str]:

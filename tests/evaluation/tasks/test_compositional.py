@@ -75,7 +75,8 @@ ENTRY = '{"filename": "%s", "caption": "%s", "negative_caption": "%s"}'
     [
         (ENTRY % ("x.png", "a", "b"), r"x.json:3 \(1\): no such file .*x.png"),
         (ENTRY % ("000.png", "a", "a"), r"x.json:3 \(1\): caption and negative_caption are the same: 'a'"),
-        (ENTRY % ("000.png", "", "a"), r"x.json:3 \(1\): no 'caption'"),
+        (ENTRY % ("000.png", "", "a"), r"x.json:3 \(1\): 'caption' is empty"),
+        ('{"filename": "000.png"}', r"x.json:3 \(1\): no 'caption'; it has filename"),
         ('{"filename": "000.png", "caption": 3}', r"x.json:3 \(1\): 'caption' is 3, not str"),
         ('"word"', r"x.json:3 \(1\): JSON str where an object"),
     ],

@@ -260,7 +260,7 @@ def test_rt_detr_on_photographs_of_different_sizes(coco, tmp_path):
         ([(0, 7, [10, 10, -3, 20])], "lies outside its image"),
         ([(0, 7, [10, 10, 20])], r"'bbox' is \[10, 10, 20\], not \[x, y, width, height\]"),
         ([(0, 7, [10, 10, 20, math.nan])], "'bbox' is .*nan"),
-        ([(0, None, [10, 10, 20, 20])], "no 'category_id'"),
+        ([(0, None, [10, 10, 20, 20])], "'category_id' is empty"),
         ([], "no box in it"),
     ],
 )

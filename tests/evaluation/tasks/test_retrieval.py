@@ -151,7 +151,7 @@ COCO = """{
     ("name", "text", "message"),
     [
         ("captions.json", COCO % (3, "A cat"), r"captions.json:7 \(annotations\[1\]\): a caption of image 3"),
-        ("captions.json", COCO % (2, ""), r"captions.json:7 \(annotations\[1\]\): no 'caption'"),
+        ("captions.json", COCO % (2, " "), r"captions.json:7 \(annotations\[1\]\): 'caption' is empty"),
         ("captions.json", COCO % (1, "A cat"), r"captions.json:4 \(images\[1\]\): this image has no caption"),
         ("captions.json", COCO % (2, "A cat"), r"captions.json:6 \(annotations\[0\]\): there is no image 'a.png'"),
         ("captions.json", COCO[:60], r"captions.json:4: not valid JSON"),
