@@ -31,6 +31,7 @@ from latte_convert.report.maps import attention_maps
 from latte_convert.report.schema import Report
 from latte_convert.rewrite.apply import apply
 from latte_convert.rewrite.plan import Plan
+from latte_convert.selection.policy import count
 
 
 @dataclass
@@ -234,10 +235,13 @@ def _gate(job: Job) -> None:
         return
     cosine = fidelity.outputs[fidelity.primary].cosine
     if cosine < least:
+        converted = len(job.plan.converted) if job.plan else 0
+        fewer = "Convert fewer sites with --ratio or -k, offer more faithful kernels, or lower --min-fidelity."
+        if count(job.sites, job.recipe) is None:
+            fewer = "The plan kept it on the calibration samples: give more --samples, or ask for a little less."
         raise GateError(
-            f"held-out fidelity is {_below(cosine, least)} (cosine of {fidelity.primary}), below the {least} asked "
-            f"for; nothing was written. Convert fewer sites (now {len(job.plan.converted) if job.plan else 0}) with "
-            "--ratio or -k, or lower --min-fidelity."
+            f"held-out fidelity is {_below(cosine, least)} (cosine of {fidelity.primary}) with {converted} sites "
+            f"converted, below the {least} asked for; nothing was written. {fewer}"
         )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from latte_convert.adapters.resolve import resolve
 from latte_convert.artifact.manifest import Manifest, SiteRecord, read_manifest
-from latte_convert.errors import CheckpointError, IntegrityError
+from latte_convert.errors import CheckpointError, IntegrityError, LatteError
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.names import is_ours
@@ -126,10 +126,8 @@ def build_kernels(manifest: Manifest, tensors: Mapping[str, Tensor]) -> dict[str
 def _build(site: SiteRecord, tensors: dict[str, Tensor]) -> Kernel:
     try:
         kernel: Kernel = get_kernel(site.kernel)(site.heads, site.head_dim, **site.options)
-    except TypeError as error:
-        raise IntegrityError(
-            f"{site.name}: the manifest's options do not fit kernel '{site.kernel}': {error}."
-        ) from None
+    except (TypeError, ValueError, LatteError) as error:
+        raise IntegrityError(f"{site.name}: the manifest's kernel '{site.kernel}' cannot be built: {error}.") from None
     with torch.no_grad():
         for name, tensor in kernel.state_dict().items():
             key = f"{site.name}.latte.{name}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from latte_convert.errors import RecipeError, UsageError, nearest
-from latte_convert.kernels.base import Extras
+from latte_convert.kernels.base import Extras, Kernel
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.recipe import Candidate, Recipe
 
@@ -34,6 +35,14 @@ def candidates(recipe: Recipe) -> list[Candidate]:
             for each in recipe.candidates or AUTO
         )
     return [_resolved(each, recipe) for each in wanted]
+
+
+def label(kernel: Kernel, offered: Sequence[Candidate]) -> str:
+    """Name of a kernel, with the options that tell it from others of its name: ``near_far (clusters 64)``."""
+    options = [each.options for each in offered if each.kernel == kernel.name]
+    names = sorted({name for each in options for name in each if len({repr(o.get(name)) for o in options}) > 1})
+    shown = ", ".join(f"{name} {kernel.options.get(name)}" for name in names)
+    return f"{kernel.name} ({shown})" if shown else kernel.name
 
 
 def _resolved(candidate: Candidate, recipe: Recipe) -> Candidate:

@@ -114,6 +114,8 @@ def score(
     include: options.Include = None,
     exclude: options.Exclude = None,
     granularity: options.Heads = None,
+    min_tokens: options.MinTokens = None,
+    min_fidelity: options.MinFidelity = None,
     samples: options.Samples = None,
     min_samples: options.MinSamples = None,
     resolution: options.Resolution = None,

@@ -47,6 +47,8 @@ class LatteKernel(Kernel):
         **extras: Unpack[Extras],
     ) -> None:
         super().__init__(heads, head_dim, **extras)
+        if granularity not in ("layer", "head"):
+            raise ValueError(f"granularity is 'layer' or 'head', not {granularity!r}")
         self.options |= {"granularity": granularity, "tte": tte, "jpn": jpn}
         self.tte = tte
         self.jpn = jpn

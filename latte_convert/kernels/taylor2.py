@@ -44,6 +44,8 @@ class Taylor2Kernel(Kernel):
         **extras: Unpack[Extras],
     ) -> None:
         super().__init__(heads, head_dim, **extras)
+        if granularity not in ("layer", "head"):
+            raise ValueError(f"granularity is 'layer' or 'head', not {granularity!r}")
         self.options |= {"granularity": granularity}
         self.alpha = nn.Parameter(torch.zeros(heads if granularity == "head" else 1, dtype=torch.float32))
 

@@ -13,6 +13,7 @@ import torch
 
 from latte_convert.adapters import AttentionSite
 from latte_convert.bench.flops import attention_flops
+from latte_convert.calibration.candidates import label
 from latte_convert.evaluation.compare import Agreement
 from latte_convert.evaluation.stripes import correlation
 from latte_convert.kernels.base import Kernel
@@ -152,7 +153,7 @@ def _frontier_point(job: Job, point: Point, chosen: bool) -> FrontierPoint:
     kernels = [job.fitted[site][index].kernel for site, index in point.kernels.items()]
     return FrontierPoint(
         converted=len(point.kernels),
-        kernels=dict(Counter(kernel.name for kernel in kernels if kernel is not None)),
+        kernels=dict(Counter(label(kernel, job.candidates) for kernel in kernels if kernel is not None)),
         flops_share=point.flops,
         predicted_error=_finite(point.error),
         cosine=_finite(point.cosine),

@@ -130,13 +130,21 @@ def try_plan(
     model: nn.Module, adapter: Adapter, kernels: Mapping[str, Kernel], feed: Feed, *, min_tokens: int = 0
 ) -> Drift:
     """What converting sites together does to the final output; the model is left as it was."""
+    return try_plans(model, adapter, [kernels], feed, min_tokens=min_tokens)[0]
+
+
+def try_plans(
+    model: nn.Module, adapter: Adapter, plans: Sequence[Mapping[str, Kernel]], feed: Feed, *, min_tokens: int = 0
+) -> list[Drift]:
+    """``try_plan`` for several plans; the original runs once."""
     spreads: dict[str, Spread] = {}
-    drift = Drift(spreads=spreads)
+    drifts = [Drift(spreads=spreads) for _ in plans]
     for inputs in feed:
         original = _run_original(model, inputs, spreads)
-        with apply(model, adapter, kernels, min_tokens=min_tokens):
-            drift.add(original, final_outputs(run(model, inputs), inputs))
-    return drift
+        for drift, kernels in zip(drifts, plans, strict=True):
+            with apply(model, adapter, kernels, min_tokens=min_tokens):
+                drift.add(original, final_outputs(run(model, inputs), inputs))
+    return drifts
 
 
 def try_each(
