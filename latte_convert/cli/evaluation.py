@@ -87,6 +87,7 @@ def evaluate(
     Example: latte eval dinov2-hybrid --task knn --data clothing/ --fail-under 0.95
     """
     from latte_convert.evaluation.evaluate import evaluate as run
+    from latte_convert.report.write import write_document
 
     if out is not None:
         _check_out(out, overwrite)
@@ -97,7 +98,8 @@ def evaluate(
             trust_remote_code=trust_remote_code, progress=progress,
         )  # fmt: skip
     if out is not None:
-        _write(report, out)
+        _check_out(out, overwrite)  # another run may have written it meanwhile
+        write_document(report.model_dump(mode="json"), out)
     _show(report)
     if json:
         console.document(report.model_dump(mode="json"))
@@ -115,17 +117,6 @@ def _check_out(out: Path, overwrite: bool) -> None:
     if out.suffix != ".json":
         raise UsageError(f"--out takes a .json file, not '{out.name}'.")
     check_report_target(out, overwrite=overwrite)
-
-
-def _write(report: EvalReport, out: Path) -> None:
-    from latte_convert.artifact.files import write_json
-    from latte_convert.errors import OutputError
-
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(out, report.model_dump(mode="json"))
-    except OSError as error:
-        raise OutputError(f"{out} was not written: {error.strerror or error}.") from error
 
 
 def _show(report: EvalReport) -> None:

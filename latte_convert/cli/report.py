@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -72,6 +73,8 @@ def _compare(paths: list[Path], tolerance: float) -> None:
 
     if len(paths) != 2:
         raise UsageError(f"--compare takes two reports, OLD and NEW, not {len(paths)}.")
+    if not math.isfinite(tolerance):
+        raise UsageError(f"--tolerance takes a share of 0 or more, such as 0.005, not {tolerance}.")
     old, new = paths
     found = compare(read_report(old), read_report(new), tolerance=tolerance, old_path=str(old), new_path=str(new))
     console.document(found.model_dump(mode="json"))
@@ -85,12 +88,13 @@ def _compare(paths: list[Path], tolerance: float) -> None:
 def _one(path: Path, out: Path | None, plots: bool, overwrite: bool) -> list[Path]:
     from latte_convert.report.plots import write_plots
     from latte_convert.report.read import read_report
-    from latte_convert.report.write import write_report
+    from latte_convert.report.write import check_report_target, write_report
 
-    home = path if path.is_dir() else path.parent
-    target = _target(out, home / "report.html", overwrite or out is None)
-    report = read_report(path)
+    target = _target(out, path / "report.html" if path.is_dir() else path.with_suffix(".html"), overwrite or out is None)
     data = target.with_suffix(".json")
+    if out is not None:
+        check_report_target(data, overwrite=overwrite)
+    report = read_report(path)
     for file in (target, data):
         write_report(report, file)
     return [target, data, *(write_plots(report, target.parent, target.stem) if plots else [])]

@@ -60,7 +60,13 @@ def read_instances(path: Path) -> Instances:
             if field(entry, side, int, place) < 1:
                 raise DataError(f"{place}: '{side}' is {entry[side]}.")
         images[entry["id"]] = entry
-    categories = {field(e, "id", int, at): field(e, "name", str, at) for at, e in document.list_of("categories")}
+    if len({type(image) for image in images}) > 1:
+        raise DataError(f"{path}: ids of images are numbers and texts: use one of the two.")
+    categories: dict[int, str] = {}
+    for place, entry in document.list_of("categories"):
+        if field(entry, "id", int, place) in categories:
+            raise DataError(f"{place}: category {entry['id']} is there twice.")
+        categories[entry["id"]] = field(entry, "name", str, place)
     annotations: dict[Any, list[dict[str, Any]]] = {image: [] for image in images}
     for number, (place, entry) in enumerate(document.list_of("annotations"), start=1):
         box = _annotation(entry, images, categories, place)
@@ -80,7 +86,7 @@ def _annotation(
     if category not in categories:
         raise DataError(f"{place}: category {category} is none of the {len(categories)} in 'categories'.")
     box = field(entry, "bbox", list, place)
-    if len(box) != 4 or not all(isinstance(value, _NUMBER) and math.isfinite(value) for value in box):
+    if len(box) != 4 or not all(map(_finite, box)):
         raise DataError(f"{place}: 'bbox' is {box}, not [x, y, width, height] in pixels.")
     x, y, width, height = box
     right, bottom = images[image]["width"], images[image]["height"]
@@ -90,13 +96,21 @@ def _annotation(
             f"{place}: the box {box} (x, y, width, height) lies outside its image of {right}x{bottom} pixels "
             f"({images[image]['file_name']})."
         )
-    area = entry.get("area")
-    known = isinstance(area, _NUMBER) and math.isfinite(area)
-    crowd = int(entry.get("iscrowd") or 0)
+    area, crowd = entry.get("area"), entry.get("iscrowd") or 0
+    if crowd not in (0, 1):
+        raise DataError(f"{place}: 'iscrowd' is {crowd!r}, not 0 or 1.")
     return {
-        "image_id": image, "category_id": category, "bbox": box, "iscrowd": crowd, "ignore": crowd,
-        "area": area if known else width * height,
+        "image_id": image, "category_id": category, "bbox": box, "iscrowd": int(crowd), "ignore": int(crowd),
+        "area": area if _finite(area) else width * height,
     }  # fmt: skip
+
+
+def _finite(value: Any) -> bool:
+    """Whether a member is a number that a float can hold."""
+    try:
+        return isinstance(value, _NUMBER) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def categories_of(names: list[str], instances: Instances, where: str) -> dict[int, int]:
@@ -113,7 +127,13 @@ def categories_of(names: list[str], instances: Instances, where: str) -> dict[in
     if all(name == f"LABEL_{i}" for i, name in enumerate(names)):
         found = {i: i for i in range(len(names)) if i in instances.categories}
     else:
-        spelt = {_plain(name): category for category, name in instances.categories.items()}
+        spelt: dict[str, int] = {}
+        for category, name in instances.categories.items():
+            if spelt.setdefault(_plain(name), category) != category:
+                raise DataError(
+                    f"{where}: categories {spelt[_plain(name)]} and {category} have the same name, '{name}': the "
+                    "detector's class of that name cannot be told apart. Merge or rename them."
+                )
         found = {i: spelt[_plain(name)] for i, name in enumerate(names) if _plain(name) in spelt}
     used = {box["category_id"] for boxes in instances.annotations.values() for box in boxes}
     if unknown := sorted(used - set(found.values())):

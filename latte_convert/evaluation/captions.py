@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from latte_convert.errors import DataError
 from latte_convert.evaluation import labels
@@ -47,8 +48,7 @@ def read_captions(path: Path, split: str = "test") -> list[Caption]:
         found = _karpathy(images, split) if any("sentences" in e for _, e in images) else _coco(document, images)
     elif path.suffix.lower() in (".jsonl", ".parquet"):
         found = (
-            Caption(where, str(labels.cell(row, _IMAGE, where)), str(labels.cell(row, _CAPTION, where)))
-            for where, row in labels.rows(path)
+            Caption(where, _text(row, _IMAGE, where), _text(row, _CAPTION, where)) for where, row in labels.rows(path)
         )
     else:
         found = _delimited(path)
@@ -58,8 +58,19 @@ def read_captions(path: Path, split: str = "test") -> list[Caption]:
     return captions
 
 
+def _text(row: dict[str, Any], names: Sequence[str], where: str) -> str:
+    value = labels.cell(row, names, where)
+    if not isinstance(value, str):
+        raise DataError(f"{where}: '{names[0]}' is {value!r}, not a text. Write a row for each caption.")
+    return value
+
+
 def _coco(document: JsonFile, images: list[tuple[str, dict[str, object]]]) -> Iterator[Caption]:
-    names = {field(e, "id", (int, str), where): field(e, "file_name", str, where) for where, e in images}
+    names: dict[Any, str] = {}
+    for where, entry in images:
+        if field(entry, "id", (int, str), where) in names:
+            raise DataError(f"{where}: image {entry['id']} is there twice.")
+        names[entry["id"]] = field(entry, "file_name", str, where)
     captioned = set()
     for where, entry in document.list_of("annotations"):
         image = field(entry, "image_id", (int, str), where)
@@ -78,6 +89,8 @@ def _karpathy(images: list[tuple[str, dict[str, object]]], split: str) -> Iterat
             continue
         name = "/".join(filter(None, (str(entry.get("filepath") or ""), field(entry, "filename", str, where))))
         for sentence in field(entry, "sentences", list, where) or [{}]:
+            if not isinstance(sentence, dict):
+                raise DataError(f"{where}: 'sentences' has {sentence!r} where an object with 'raw' should be.")
             yield Caption(where, name, field(sentence, "raw", str, where))
 
 

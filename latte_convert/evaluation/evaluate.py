@@ -58,7 +58,7 @@ def evaluate(
         progress: Told of every input.
 
     Raises:
-        UsageError: There is no such task or metric.
+        UsageError: There is no such task or metric, or ``fail_under`` is no retention.
         InputError: The task does not fit the model.
         DataError: Samples or labels cannot be used, or a metric is undefined on them.
         IntegrityError: The artifact is damaged.
@@ -70,6 +70,8 @@ def evaluate(
     start = time.perf_counter()
     kind = get_task(task)
     _check_metric(metric, [m.name for m in kind.metrics], task)
+    if fail_under is not None and not 0 <= fail_under < math.inf:
+        raise UsageError(f"fail_under must be a finite retention of 0 or more, such as 0.95, not {fail_under}.")
     device = choose_device(device)
     setting = _setting(
         directory, data, trust_remote_code, samples=samples, seed=seed, templates=templates, decoder=decoder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -175,7 +176,7 @@ def named_file(folder: Path, name: Any, modality: Modality, where: str) -> Path:
     if not isinstance(name, str):
         raise DataError(f"{where}: {name!r} is not the name of a file.")
     path = folder / name
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises where a name is too long
         raise DataError(f"{where}: {missing_path(str(path))}.")
     if path.suffix.lower() not in SUFFIXES[modality]:
         raise DataError(f"{where}: {name} is not one of {PLURAL[modality]} ({', '.join(sorted(SUFFIXES[modality]))}).")
@@ -192,7 +193,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}: not valid JSON: {error.msg}.") from error
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a number of 5,000 digits
         raise DataError(f"{path} cannot be read: {error}.") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,7 +62,8 @@ def image_folder(folders: Sequence[Path], name: str, where: str) -> Path:
     Raises:
         DataError: None has.
     """
-    found = next((folder for folder in folders if (folder / name).is_file()), None)
+    # Path.is_file raises where a name is too long.
+    found = next((folder for folder in folders if os.path.isfile(folder / name)), None)
     if found is None:
         raise DataError(
             f"{where}: there is no image '{name}' in {folders[0]} or the folders in it. Give the folder of the images "

@@ -7,9 +7,10 @@ from math import sqrt
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 # Elements of the tensors that a CPU is given to work on at a time, so that they stay in its cache.
-BLOCK = 2**20
+BLOCK = 2**19
 # Tokens whose mean and spread stand for those of all.
 SAMPLE = 512
 
@@ -33,6 +34,11 @@ class Clusters:
     mass: Tensor
     key: Tensor
     value: Tensor
+
+
+def block_size(like: Tensor) -> int:
+    """Elements of a tensor to work on at a time; other devices than a CPU want more, and compiled code fewer loops."""
+    return BLOCK if like.device.type == "cpu" and not torch.compiler.is_compiling() else 64 * BLOCK
 
 
 def cell_counts(grid: tuple[int, int], clusters: int) -> tuple[int, int]:
@@ -178,8 +184,14 @@ def _features(key: Tensor, pull: Tensor, spread: Tensor) -> Tensor:
 
 def _nearest(features: Tensor, means: Tensor, mass: Tensor) -> Tensor:
     """The cluster with the nearest mean, ``(G, n)``; never one that is empty."""
-    offset = (-0.5 * means.square().sum(-1)).masked_fill(mass == 0, torch.finfo(means.dtype).min)[:, None]
-    heads, _, count = offset.shape
-    rows = max(1, (BLOCK if features.device.type == "cpu" else 32 * BLOCK) // (heads * count))
-    blocks = torch.split(features, rows, dim=1)
-    return torch.cat([torch.baddbmm(offset, block, means.mT).max(-1).indices for block in blocks], dim=1)
+    offset = (-0.5 * means.square().sum(-1)).masked_fill(mass == 0, torch.finfo(means.dtype).min)[..., None]
+    heads, count, _ = offset.shape
+    columns = max(1, block_size(features) // (heads * count))
+    blocks = torch.split(features, columns, dim=1)
+    return torch.cat([_largest(torch.baddbmm(offset, means, block.mT)) for block in blocks], dim=1)
+
+
+def _largest(scores: Tensor) -> Tensor:
+    """``(G, c, n)`` to the first index of the largest along ``c``: a ``max`` that a CPU does for many ``n`` at once."""
+    lines = scores.mT[:, :, None]
+    return F.max_pool2d(lines, (1, scores.shape[1]), return_indices=True)[1].flatten(1)

@@ -31,13 +31,13 @@ costs an eighth of what attending to the clusters costs, at hardly any loss.
 **Cost.** With regions of ``r`` tokens and ``c`` clusters, ``N·(r + c·(1 + steps/8) + prefix)``
 products of a query and a key: linear in N, as ``c`` is capped. Where softmax itself is no dearer, it is what runs.
 
-**One softmax from two.** Near and far field are attended to by themselves, each with its log-sum-exp ``l``; the joint
-output is ``sigmoid(l_near - l_far)·near + sigmoid(l_far - l_near)·far``, exactly.
+**In blocks.** The columns of a window, near and far, are copied side by side: that is one product, one softmax and one
+product for a few windows at a time, as many as a cache holds, and their logits are all that there ever is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import ceil
 from typing import TYPE_CHECKING, Literal
 
@@ -50,7 +50,7 @@ from latte_convert.kernels.base import Extras, Kernel, check_mask
 from latte_convert.kernels.clustering import BLOCK, Clusters, cell_counts, cluster, cluster_products, moments
 from latte_convert.kernels.cost import CallShape, softmax_flops
 from latte_convert.kernels.linear import no_autocast
-from latte_convert.kernels.near_far_fields import Field, attend, far_bias, joint, near_field
+from latte_convert.kernels.near_far_fields import Field, attend, attend_windows, far_bias, stack
 from latte_convert.kernels.near_far_windows import Places, Tiling
 from latte_convert.kernels.softmax import softmax_attention
 
@@ -218,13 +218,16 @@ def near_far_attention(
     places = Places.of(query.shape[2], key.shape[2], prefix, grid, aligned)
     tiling = places.tiling(window, halo)
     wide = torch.promote_types(query.dtype, torch.float32)
-    parts = []
-    with no_autocast(query.device.type):
+
+    def parts() -> Iterator[Tensor]:
         for samples, heads in _blocks(key):
             q, k, v = (tokens[samples, heads].to(wide).flatten(0, 1) for tokens in (query, key, value))
             seen = None if mask is None else mask[samples].repeat_interleave(len(q) // len(mask[samples]), dim=0)
-            parts.append(_attend_block(q, k, v, seen, places, tiling, scale=scale, clusters=clusters, steps=steps))
-    out = torch.cat(parts).reshape(*query.shape[:3], value.shape[3]).to(query.dtype)
+            yield from _attend_block(q, k, v, seen, places, tiling, scale=scale, clusters=clusters, steps=steps)
+
+    with no_autocast(query.device.type):
+        out = stack(parts(), query.new_empty(query.shape[:3].numel(), value.shape[3]))
+    out = out.reshape(*query.shape[:3], value.shape[3])
     return out if mask is None else out.masked_fill(~mask.any(-1)[:, None, None, None], 0)
 
 
@@ -251,12 +254,12 @@ def assign_keys(
 
 
 def _blocks(key: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Samples and heads to do in one go: on a CPU as many heads of one sample as keep what is made of them in cache."""
+    """Samples and heads to cluster in one go: on a CPU heads of one sample, about ``2·BLOCK`` numbers of theirs."""
     batch, heads, keys, head_dim = key.shape
     if key.device.type != "cpu" or torch.compiler.is_compiling():
         yield slice(None), slice(None)
         return
-    size = ceil(heads / ceil(heads * keys * head_dim / BLOCK))
+    size = ceil(heads / max(1, round(heads * keys * head_dim / (2 * BLOCK))))
     for sample in range(batch):
         for first in range(0, heads, size):
             yield slice(sample, sample + 1), slice(first, first + size)
@@ -273,19 +276,19 @@ def _attend_block(
     scale: float,
     clusters: int,
     steps: int,
-) -> Tensor:
-    """``near_far_attention`` on ``(G, N, ·)``, the heads of some samples; ``seen`` is bool ``(G, Nk)``."""
+) -> Iterable[Tensor]:
+    """``near_far_attention`` on ``(G, N, ·)``, heads of some samples, token by token; ``seen`` is bool ``(G, Nk)``."""
     first = places.prefix
     far, centre = _summarise(query, key, value, seen, places, scale=scale, clusters=clusters, steps=steps)
     summary = Field(
-        torch.cat([key[:, :first], far.key], dim=1)[:, None],
-        torch.cat([value[:, :first], far.value], dim=1)[:, None],
+        torch.cat([key[:, :first], far.key], dim=1),
+        torch.cat([value[:, :first], far.value], dim=1),
         far_bias(far, centre, tiling, seen, first),
     )
     if tiling is None:
-        return attend(query[:, None], summary, scale)[0].squeeze(1)
-    near = near_field(key[:, first:], value[:, first:], None if seen is None else seen[:, first:], tiling)
-    return tiling.merge(joint(tiling.windows(query), near, summary, scale))
+        return [attend(query, summary, scale).flatten(0, 1)]
+    inner = None if seen is None else seen[:, first:]
+    return attend_windows(query, key[:, first:], value[:, first:], inner, summary, tiling, scale)
 
 
 def _summarise(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import product
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from latte_convert.kernels.clustering import Clusters, sums_by
+from latte_convert.kernels.clustering import Clusters, block_size, sums_by
 from latte_convert.kernels.near_far_windows import Tiling
 
 
 class Field(NamedTuple):
-    """Keys and values, ``(A, B, n, ·)``, and what is added to their logits, ``(A, B, 1, n)``, for each of B windows."""
+    """Keys and values, ``(G, n, ·)``, and what is added to their logits, ``(G, windows or 1, n)``."""
 
     key: Tensor
     value: Tensor
@@ -25,7 +28,7 @@ def _lowest(like: Tensor) -> float:
 
 
 def far_bias(far: Clusters, centre: Tensor, tiling: Tiling | None, seen: Tensor | None, prefix: int) -> Tensor:
-    """Bias of the prefix keys and of the clusters less a window's own members, ``(G, windows or 1, 1, p + c)``."""
+    """Bias of the prefix keys and of the clusters less a window's own members, ``(G, windows or 1, p + c)``."""
     mass = far.mass[:, None]
     if tiling is not None:
         mass = mass - _own_mass(far, tiling)
@@ -36,7 +39,7 @@ def far_bias(far: Clusters, centre: Tensor, tiling: Tiling | None, seen: Tensor 
     first = bias.new_zeros(*bias.shape[:2], prefix)
     if seen is not None:
         first = first.masked_fill(~seen[:, None, :prefix], _lowest(mass))
-    return torch.cat([first, bias], dim=-1)[:, :, None]
+    return torch.cat([first, bias], dim=-1)
 
 
 def _own_mass(far: Clusters, tiling: Tiling) -> Tensor:
@@ -49,39 +52,66 @@ def _own_mass(far: Clusters, tiling: Tiling) -> Tensor:
     return sums_by(index.flatten(), weight, bins * count).reshape(heads, tiling.number, count)
 
 
-def near_field(key: Tensor, value: Tensor, seen: Tensor | None, tiling: Tiling) -> Field:
-    """The keys of each region, ``(G·columns, rows, n, ·)``."""
+def attend(query: Tensor, far: Field, scale: float) -> Tensor:
+    """Softmax attention to columns that all queries share, ``(G, n, dv)``."""
+    return F.scaled_dot_product_attention(query, far.key, far.value, attn_mask=far.bias, scale=scale)
+
+
+def attend_windows(
+    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, far: Field, tiling: Tiling, scale: float
+) -> Iterator[Tensor]:
+    """Softmax attention of each window to its region and the far field, some heads or rows of windows at a time.
+
+    The columns of a window are copied side by side, so that one product and one softmax see them all.
+
+    Args:
+        query: ``(G, n, d)``.
+        key: ``(G, n, d)``, of the same tokens.
+        value: ``(G, n, dv)``.
+        seen: bool ``(G, n)``, True where a key may be attended to; None if all may.
+        far: The columns besides those of the region.
+        tiling: The windows.
+        scale: Factor on the logits.
+
+    Yields:
+        ``(·, dv)``, which together are the ``G·n`` tokens in their order.
+    """
+    hidden = _hidden(key, seen, tiling).expand(len(key), -1, -1, -1)
+    bias = far.bias.reshape(len(key), *tiling.counts, -1)
+    row = tiling.counts[1] * (tiling.region_tokens + far.key.shape[1]) * max(key.shape[2], value.shape[2])
+    heads = max(1, block_size(key) // (row * tiling.counts[0]))
+    rows = max(1, block_size(key) // row)
+    for first, top in product(range(0, len(key), heads), range(0, tiling.counts[0], rows)):
+        some, strip = slice(first, first + heads), range(tiling.counts[0])[top : top + rows]
+        windows = tiling.windows(query[some], strip)
+        added = torch.cat([part[some, top : top + rows] for part in (hidden, bias)], dim=-1).flatten(0, 2)[:, None]
+        columns = _columns(tiling.regions(key[some], strip), far.key[some])
+        weights = torch.baddbmm(added, windows.flatten(0, 2).flatten(1, 2), columns.mT, alpha=scale).softmax(-1)
+        columns = _columns(tiling.regions(value[some], strip), far.value[some])
+        yield tiling.merge((weights @ columns).reshape(*windows.shape[:-1], -1), top).flatten(0, 1)
+
+
+def _hidden(key: Tensor, seen: Tensor | None, tiling: Tiling) -> Tensor:
+    """What is added to the logits of a region, ``(G or 1, *counts, n)``: 0, and the lowest where there is no key."""
     inside = key.new_ones(1, key.shape[1], 1) if seen is None else seen[..., None].to(key.dtype)
-    bias = (1 - tiling.regions(inside).mT) * _lowest(key)
-    regions = tiling.regions(key)
-    return Field(regions, tiling.regions(value), bias.repeat(len(regions) // len(bias), 1, 1, 1))
+    return (1 - tiling.regions(inside).flatten(3)) * _lowest(key)
 
 
-def joint(query: Tensor, near: Field, far: Field, scale: float) -> Tensor:
-    """One softmax over both fields, ``(G, windows, n, dv)``, from one over each and its log-sum-exp."""
-    near_out, near_lse = attend(query.reshape(*near.key.shape[:2], *query.shape[2:]), near, scale)
-    far_out, far_lse = attend(query, far, scale)
-    share = (far_lse - near_lse.reshape(far_lse.shape)).sigmoid()[..., None]
-    return torch.lerp(near_out.reshape(far_out.shape), far_out, share)
+def _columns(regions: Tensor, far: Tensor) -> Tensor:
+    """The tokens of each region, then the far ones: ``(windows of all heads, n, c)``."""
+    near = regions.shape[3] * regions.shape[4]
+    columns = regions.new_empty(*regions.shape[:3], near + far.shape[1], far.shape[2])
+    columns[..., :near, :].view(regions.shape).copy_(regions)
+    columns[..., near:, :] = far[:, None, None]
+    return columns.flatten(0, 2)
 
 
-def attend(query: Tensor, field: Field, scale: float) -> tuple[Tensor, Tensor]:
-    """Softmax attention ``(A, B, m, dv)`` and its log-sum-exp ``(A, B, m)``; the field may be shared by all B."""
-    key, value, bias = field
-    if _fusible(query, key, value, bias):
-        shared = (query.shape[1], -1, -1)
-        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        key, value = key.expand(-1, *shared), value.expand(-1, *shared)
-        out, lse = fused(query, key, value, attn_mask=bias, scale=scale)
-        return out, lse
-    logits = scale * query @ key.mT + bias
-    lse = logits.logsumexp(-1)
-    return (logits - lse[..., None]).exp() @ value, lse
-
-
-def _fusible(*tensors: Tensor) -> bool:
-    """Whether the CPU's fused attention does it, which knows no gradient of its log-sum-exp."""
-    query, _, value, _ = tensors
-    tracked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    plain = query.device.type == "cpu" and query.dtype is torch.float32 and query.shape[-1] == value.shape[-1]
-    return plain and not tracked and not torch.compiler.is_compiling() and all(t.stride(-1) == 1 for t in tensors)
+def stack(parts: Iterable[Tensor], out: Tensor) -> Tensor:
+    """All parts in one tensor, ``out`` without gradients: then no part lives longer than the next one takes."""
+    if torch.is_grad_enabled():
+        return torch.cat(list(parts)).to(out.dtype)
+    first = 0
+    for part in parts:
+        out[first : first + len(part)] = part
+        first += len(part)
+    return out

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 class Tiling:
     """A grid cut into equal windows; the last ones may reach over its edge.
 
-    Windows are numbered down the columns. Each has a region: itself and a halo around it, the keys that its queries
-    see one by one.
+    Windows are numbered row by row. Each has a region: itself and a halo around it, the keys that its queries see one
+    by one.
 
     Attributes:
         grid: ``(h, w)`` of the tokens.
@@ -59,45 +59,31 @@ class Tiling:
     @property
     def region_tokens(self) -> int:
         """Tokens of a region, places over the edge included."""
-        return self._region[0] * self._region[1]
+        return (self.window[0] + 2 * self.halo[0]) * (self.window[1] + 2 * self.halo[1])
 
-    @property
-    def _region(self) -> tuple[int, int]:
-        return self.window[0] + 2 * self.halo[0], self.window[1] + 2 * self.halo[1]
+    def windows(self, tokens: Tensor, rows: range | None = None) -> Tensor:
+        """``(G, h·w, c)`` to ``(G, *counts, h, w, c)`` of all windows or of some rows, zeros over the edge."""
+        return self._spans(tokens, rows or range(self.counts[0]), (0, 0))
 
-    @property
-    def _missing(self) -> tuple[int, int]:
-        """Rows and columns by which the windows reach over the edge."""
-        return self.counts[0] * self.window[0] - self.grid[0], self.counts[1] * self.window[1] - self.grid[1]
+    def regions(self, tokens: Tensor, rows: range | None = None) -> Tensor:
+        """As ``windows``, with halos: views that overlap."""
+        return self._spans(tokens, rows or range(self.counts[0]), self.halo)
 
-    def windows(self, tokens: Tensor) -> Tensor:
-        """``(G, h·w, c)`` to ``(G, windows, window tokens, c)``, zeros over the edge."""
-        heads, _, channels = tokens.shape
-        below, right = self._missing
-        padded = F.pad(tokens.reshape(heads, *self.grid, channels), (0, 0, 0, right, 0, below))
-        cut = padded.reshape(heads, self.counts[0], self.window[0], self.counts[1], self.window[1], channels)
-        return cut.permute(0, 3, 1, 2, 4, 5).reshape(heads, self.number, self.window_tokens, channels)
+    def _spans(self, tokens: Tensor, rows: range, halo: tuple[int, int]) -> Tensor:
+        (height, width), (above, left) = self.window, halo
+        top, bottom = rows.start * height - above, rows.stop * height + above
+        lines = tokens.reshape(len(tokens), *self.grid, tokens.shape[2])[:, max(top, 0) : bottom]
+        right = left + self.counts[1] * width - self.grid[1]
+        sides = (0, 0, left, right, max(-top, 0), max(bottom - self.grid[0], 0))
+        padded = F.pad(lines, sides) if any(sides) else lines
+        spans = padded.unfold(1, height + 2 * above, height).unfold(2, width + 2 * left, width)
+        return spans.permute(0, 1, 2, 4, 5, 3)
 
-    def merge(self, windows: Tensor) -> Tensor:
-        """The inverse of ``windows``."""
-        heads, channels = windows.shape[0], windows.shape[-1]
-        cut = windows.reshape(heads, self.counts[1], self.counts[0], *self.window, channels)
-        padded = cut.permute(0, 2, 3, 1, 4, 5).flatten(3, 4).flatten(1, 2)
-        return padded[:, : self.grid[0], : self.grid[1]].flatten(1, 2)
-
-    def regions(self, tokens: Tensor) -> Tensor:
-        """``(G, h·w, c)`` to ``(G·columns, rows, region tokens, c)``, zeros over the edge.
-
-        Columns of windows with their halos are copied; the regions of a column are overlapping views of that copy.
-        """
-        heads, _, channels = tokens.shape
-        (above, left), (below, right) = self.halo, self._missing
-        sides = (0, 0, left, left + right, above, above + below)
-        padded = F.pad(tokens.reshape(heads, *self.grid, channels), sides)
-        height, width = self._region
-        columns = padded.unfold(2, width, self.window[1]).permute(0, 2, 1, 4, 3)  # (G, columns, rows, width, c)
-        columns = columns.reshape(heads * self.counts[1], -1, channels)
-        return columns.unfold(1, height * width, self.window[0] * width).mT
+    def merge(self, windows: Tensor, first: int = 0) -> Tensor:
+        """The inverse of ``windows``; the tokens of some rows of windows, which begin with ``first``."""
+        heads, rows, columns, height, width, channels = windows.shape
+        padded = windows.transpose(2, 3).reshape(heads, rows * height, columns * width, channels)
+        return padded[:, : self.grid[0] - first * height, : self.grid[1]].flatten(1, 2)
 
 
 class Places(NamedTuple):

@@ -14,6 +14,7 @@ from latte_convert.evaluation.result import EvalReport
 from latte_convert.report.schema import Report
 
 _M = TypeVar("_M", bound=BaseModel)
+_A = TypeVar("_A", BenchReport, EvalReport)
 
 REPORT, BENCH, EVALUATIONS = "report.json", "bench.json", "eval*.json"
 """The files of an artifact that a report is made of; ``latte eval --out DIR/eval-TASK.json`` writes the last."""
@@ -26,18 +27,29 @@ def read_report(path: Path) -> Report:
         path: The artifact's directory, or a ``.json`` file.
 
     Raises:
-        InputError: There is no report, it cannot be read, or it follows another version of the schema.
+        InputError: There is no report, it cannot be read, follows another version of the schema, or is of another model.
     """
     if not path.is_dir():
         return _read(path, Report)
     report = _read(path / REPORT, Report)
     added: dict[str, Any] = {}
     if (path / BENCH).exists():
-        added["bench"] = _read(path / BENCH, BenchReport)
-    evaluations = [_read(file, EvalReport) for file in sorted(path.glob(EVALUATIONS))]
+        added["bench"] = _of(report, path / BENCH, BenchReport)
+    evaluations = [_of(report, file, EvalReport) for file in sorted(path.glob(EVALUATIONS))]
     if evaluations:
         added["evaluations"] = evaluations
     return report.model_copy(update=added)
+
+
+def _of(report: Report, path: Path, kind: type[_A]) -> _A:
+    """What was measured of the artifact that ``report`` is of."""
+    found = _read(path, kind)
+    if found.source != report.source.id:
+        raise InputError(
+            f"{path} is of a hybrid of '{found.source}', this artifact is one of '{report.source.id}'. Remove the file, "
+            "or measure this artifact."
+        )
+    return found
 
 
 def _read(path: Path, kind: type[_M]) -> _M:
@@ -48,7 +60,7 @@ def _read(path: Path, kind: type[_M]) -> _M:
         raise InputError(
             f"there is no {path}. Give the directory of an artifact that 'latte convert' wrote, or its report.json."
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, not UTF-8, or a huge number
         raise InputError(f"{path} cannot be read as JSON: {error}.") from None
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version is None:

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from latte_convert.artifact.files import write_json
 from latte_convert.errors import OutputError
@@ -17,12 +18,15 @@ def check_report_target(path: Path, *, overwrite: bool) -> None:
     """Refuse a report file that could not be written, before any work is done for it.
 
     Raises:
-        OutputError: It exists and ``overwrite`` is off, or it is a directory.
+        OutputError: It exists and ``overwrite`` is off, it is a directory, or lies where nothing can be written.
     """
-    if path.is_dir():
+    if os.path.isdir(path):  # Path.is_dir raises where a name is too long
         raise OutputError(f"{path} is a directory; give a .json or .html file.")
     if os.path.lexists(path) and not overwrite:
         raise OutputError(f"{path} exists already. Choose another --out, or pass --overwrite to replace it.")
+    home = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
+        raise OutputError(f"{path} cannot be written: {home} is no folder that you may write to. Choose another --out.")
 
 
 def write_report(report: Report, path: Path) -> None:
@@ -34,7 +38,16 @@ def write_report(report: Report, path: Path) -> None:
     if path.suffix == ".html":
         _write(path, lambda temporary: write_html(report, temporary))
     else:
-        _write(path, lambda temporary: write_json(temporary, report.model_dump(mode="json")))
+        write_document(report.model_dump(mode="json"), path)
+
+
+def write_document(content: Any, path: Path) -> None:
+    """Write a JSON document, whole or not at all.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    _write(path, lambda temporary: write_json(temporary, content))
 
 
 def write_text(text: str, path: Path) -> None:

@@ -218,6 +218,7 @@ def make_evaluation(*, retention: float = 0.986, task: str = "knn") -> EvalRepor
         },
         note="20 nearest neighbours, cosine.",
         unused_sites=[],
+        exact_sites=[],
         resamples=1000,
         seed=0,
         batch_size=16,

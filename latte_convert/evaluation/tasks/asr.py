@@ -165,7 +165,11 @@ def _utterances(place: Path) -> Iterator[tuple[str, Path, str]]:
 
 
 def _librispeech(path: Path) -> Iterator[tuple[str, Path, str]]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+    for number, line in enumerate(lines, start=1):
         name, _, text = line.strip().partition(" ")
         if not name:
             continue
