@@ -75,7 +75,8 @@ def probe(args: argparse.Namespace, side: int) -> int:
     Path("/proc/self/clear_refs").write_text("5")  # restart the high-water mark
     before = resident("VmRSS")
     out = attend(*qkv)
-    return resident("VmHWM") - before if out.isfinite().all() else -1
+    peak = resident("VmHWM") - before  # read before the check below makes tensors of its own
+    return peak if out.isfinite().all() else -1
 
 
 def peak_memory(args: argparse.Namespace, side: int) -> Row | None:

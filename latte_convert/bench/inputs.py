@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SAMPLES = 4
 """Most samples of ``--data`` that fidelity is measured on."""
+MOST_TOKENS = 1_000_000
+"""Longest text: the words for it are made before the model says what it takes."""
 SECONDS = 30
 """Length of the waveform that models of audio get."""
 _SCALES = (0.5, 0.75, 1.0, 1.25)
@@ -161,10 +163,12 @@ def make_cases(
         data: Real samples.
 
     Raises:
-        UsageError: The lengths are not of the kind that the model has.
+        UsageError: The lengths are not of the kind that the model has, or beyond all bounds.
         CheckpointError: The model does not run at a resolution.
         DataError: The model does not take as many tokens, or ``data`` has no usable sample.
     """
+    if max(tokens, default=0) > MOST_TOKENS:
+        raise UsageError(f"--tokens takes at most {MOST_TOKENS:,}, not {max(tokens):,}.")
     if tokens and resolutions:
         raise UsageError("--tokens is for texts, --resolutions for images; give one of them.")
     kinds = artifact.source.modalities

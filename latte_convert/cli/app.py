@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from latte_convert.cli import artifact, bench, conversion, evaluation, report, schema
-from latte_convert.cli.console import interrupt, note
+from latte_convert.cli.console import interrupt, interrupted, note
 from latte_convert.errors import LatteError
 
 app = typer.Typer(
@@ -84,6 +84,8 @@ def main() -> None:
 def _fail(message: str, code: int, debug: bool) -> None:
     if debug:
         traceback.print_exc()
+    if interrupted():  # an import that is interrupted may end as another error
+        message, code = "interrupted.", 130
     note(f"latte: {message}")
     sys.exit(code)
 

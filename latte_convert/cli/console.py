@@ -39,9 +39,14 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+def interrupted() -> bool:
+    """Whether Ctrl-C was pressed."""
+    return _INTERRUPTED.is_set()
+
+
 def heed_interrupt() -> None:
     """Stop now if Python swallowed the interrupt: what is raised inside a callback or a finaliser is only printed."""
-    if _INTERRUPTED.is_set():
+    if interrupted():
         raise KeyboardInterrupt
 
 

@@ -56,7 +56,7 @@ def report(
     It reads report.json, bench.json and eval*.json ('latte eval ... --out DIR/eval-knn.json') and runs no model.
     """
     if compare:
-        _compare(paths, tolerance)
+        _compare(paths, tolerance, page=out is not None or plots)
         return
     written = _one(paths[0], out, plots, overwrite) if len(paths) == 1 else _several(paths, out, plots, overwrite)
     if json:
@@ -66,8 +66,8 @@ def report(
             console.result(str(path))
 
 
-def _compare(paths: list[Path], tolerance: float) -> None:
-    from latte_convert.errors import GateError, UsageError
+def _compare(paths: list[Path], tolerance: float, *, page: bool) -> None:
+    from latte_convert.errors import GateError, InputError, UsageError
     from latte_convert.report.compare import compare
     from latte_convert.report.read import read_report
 
@@ -75,8 +75,16 @@ def _compare(paths: list[Path], tolerance: float) -> None:
         raise UsageError(f"--compare takes two reports, OLD and NEW, not {len(paths)}.")
     if not math.isfinite(tolerance):
         raise UsageError(f"--tolerance takes a share of 0 or more, such as 0.005, not {tolerance}.")
-    old, new = paths
-    found = compare(read_report(old), read_report(new), tolerance=tolerance, old_path=str(old), new_path=str(new))
+    if page:
+        raise UsageError("--compare writes no page: leave out --out and --plots, and redirect its JSON into a file.")
+    before, after = map(read_report, paths)
+    classes = [report.source.model_class for report in (before, after)]
+    if len(set(classes)) > 1:
+        raise InputError(
+            f"{paths[0]} is of a {classes[0]} and {paths[1]} of a {classes[1]}: --compare takes two hybrids of one "
+            "model. 'latte report' without it shows any side by side."
+        )
+    found = compare(before, after, tolerance=tolerance, old_path=str(paths[0]), new_path=str(paths[1]))
     console.document(found.model_dump(mode="json"))
     if not found.ok:
         raise GateError(
@@ -86,15 +94,19 @@ def _compare(paths: list[Path], tolerance: float) -> None:
 
 
 def _one(path: Path, out: Path | None, plots: bool, overwrite: bool) -> list[Path]:
-    from latte_convert.report.plots import write_plots
+    from latte_convert.report.plots import plot_paths, write_plots
     from latte_convert.report.read import read_report
     from latte_convert.report.write import check_report_target, write_report
 
-    target = _target(out, path / "report.html" if path.is_dir() else path.with_suffix(".html"), overwrite or out is None)
+    target = _target(
+        out, path / "report.html" if path.is_dir() else path.with_suffix(".html"), overwrite or out is None
+    )
     data = target.with_suffix(".json")
     if out is not None:
         check_report_target(data, overwrite=overwrite)
     report = read_report(path)
+    for file in plot_paths(report, target.parent, target.stem) if plots and out is not None else ():
+        check_report_target(file, overwrite=overwrite)
     for file in (target, data):
         write_report(report, file)
     return [target, data, *(write_plots(report, target.parent, target.stem) if plots else [])]
@@ -108,8 +120,11 @@ def _several(paths: list[Path], out: Path | None, plots: bool, overwrite: bool) 
 
     if plots:
         raise UsageError("--plots is for one artifact: run 'latte report DIR --plots' for each.")
+    names = _names(paths)
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"'{twice}' is given twice: give each artifact once.")
     target = _target(out, Path("report.html"), overwrite)
-    page = render_comparison({name: read_report(path) for name, path in zip(_names(paths), paths, strict=True)})
+    page = render_comparison({name: read_report(path) for name, path in zip(names, paths, strict=True)})
     write_text(page, target)
     return [target]
 

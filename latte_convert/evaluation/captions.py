@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,8 @@ def read_captions(path: Path, split: str = "test") -> list[Caption]:
         found = _karpathy(images, split) if any("sentences" in e for _, e in images) else _coco(document, images)
     elif path.suffix.lower() in (".jsonl", ".parquet"):
         found = (
-            Caption(where, _text(row, _IMAGE, where), _text(row, _CAPTION, where)) for where, row in labels.rows(path)
+            Caption(where, labels.text_cell(row, _IMAGE, where), labels.text_cell(row, _CAPTION, where))
+            for where, row in labels.rows(path)
         )
     else:
         found = _delimited(path)
@@ -56,13 +57,6 @@ def read_captions(path: Path, split: str = "test") -> list[Caption]:
     if not captions:
         raise DataError(f"{path}: no caption in it.")
     return captions
-
-
-def _text(row: dict[str, Any], names: Sequence[str], where: str) -> str:
-    value = labels.cell(row, names, where)
-    if not isinstance(value, str):
-        raise DataError(f"{where}: '{names[0]}' is {value!r}, not a text. Write a row for each caption.")
-    return value
 
 
 def _coco(document: JsonFile, images: list[tuple[str, dict[str, object]]]) -> Iterator[Caption]:

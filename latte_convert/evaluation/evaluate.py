@@ -58,7 +58,7 @@ def evaluate(
         progress: Told of every input.
 
     Raises:
-        UsageError: There is no such task or metric, or ``fail_under`` is no retention.
+        UsageError: There is no such task or metric, an option is another task's, or ``fail_under`` is no retention.
         InputError: The task does not fit the model.
         DataError: Samples or labels cannot be used, or a metric is undefined on them.
         IntegrityError: The artifact is damaged.
@@ -72,6 +72,9 @@ def evaluate(
     _check_metric(metric, [m.name for m in kind.metrics], task)
     if fail_under is not None and not 0 <= fail_under < math.inf:
         raise UsageError(f"fail_under must be a finite retention of 0 or more, such as 0.95, not {fail_under}.")
+    for option, value, owner in (("templates", templates, "zero-shot"), ("decoder", decoder, "saliency")):
+        if value is not None and task != owner:
+            raise UsageError(f"{option} is for task '{owner}', not for '{task}'.")
     device = choose_device(device)
     setting = _setting(
         directory, data, trust_remote_code, samples=samples, seed=seed, templates=templates, decoder=decoder

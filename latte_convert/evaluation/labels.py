@@ -165,6 +165,18 @@ def cell(row: Mapping[str, Any], names: Iterable[str], where: str) -> Any:
     return value.strip() if isinstance(value, str) else value
 
 
+def text_cell(row: Mapping[str, Any], names: Sequence[str], where: str) -> str:
+    """A ``cell`` that must be a text.
+
+    Raises:
+        DataError: There is none, it is empty, or it is a number or a list.
+    """
+    value = cell(row, names, where)
+    if not isinstance(value, str):
+        raise DataError(f"{where}: '{names[0]}' is {value!r}, not a text: write one text a row.")
+    return value
+
+
 def named_file(folder: Path, name: Any, modality: Modality, where: str) -> Path:
     """The file that a row names, relative to ``folder``.
 

@@ -58,6 +58,12 @@ if TYPE_CHECKING:
     from latte_convert.adapters.base import TokenLayout
 
 
+CLUSTERS = 128
+"""Most far keys where the options do not say."""
+SHARE = 8
+"""Tokens for each of them, at least."""
+
+
 class NearFarKernel(Kernel):
     """``near_far_attention``; has no parameters to fit.
 
@@ -67,7 +73,8 @@ class NearFarKernel(Kernel):
         window: Side of a window in tokens; on a sequence a window has ``window²``. 0: no near field.
         halo: Tokens around a window that its queries see one by one, too; on a sequence ``halo·window`` on each side.
         far: ``clustered``: k-means on the keys of each head. ``pooled``: cells of the grid.
-        clusters: Largest number of far keys, so that the cost is linear in the number of tokens.
+        clusters: Largest number of far keys, so that the cost is linear in the number of tokens. None: one for 8
+            tokens, at most 128.
         steps: Steps of k-means.
         **extras: See ``Extras``. ``exact_prefix`` is always on.
     """
@@ -83,12 +90,12 @@ class NearFarKernel(Kernel):
         window: int = 8,
         halo: int = 2,
         far: Literal["pooled", "clustered"] = "clustered",
-        clusters: int = 128,
+        clusters: int | None = None,
         steps: int = 1,
         **extras: Unpack[Extras],
     ) -> None:
         super().__init__(heads, head_dim, **extras)
-        numbers = (window, halo, clusters - 1, steps - 1)
+        numbers = (window, halo, (1 if clusters is None else clusters) - 1, steps - 1)
         if min(numbers) < 0 or not all(isinstance(x, int) for x in numbers) or far not in ("pooled", "clustered"):
             raise UsageError(
                 f"near_far has no window={window}, halo={halo}, far={far!r}, clusters={clusters}, steps={steps}: "
@@ -145,7 +152,7 @@ class NearFarKernel(Kernel):
             aligned=aligned,
             window=self.window,
             halo=self.halo,
-            clusters=self.clusters,
+            clusters=self._most(keys=key.shape[2]),
             steps=self.steps,
             mask=mask,
         )
@@ -159,11 +166,15 @@ class NearFarKernel(Kernel):
         settings = f"window={self.window}, halo={self.halo}, clusters={self.clusters}, steps={self.steps}"
         return f"heads={self.heads}, head_dim={self.head_dim}, {settings}"
 
+    def _most(self, keys: int) -> int:
+        """Largest number of clusters of so many keys."""
+        return max(min(keys // SHARE, CLUSTERS), 1) if self.clusters is None else self.clusters
+
     def _flops(self, shape: CallShape) -> int:
         places = Places.of(shape.queries, shape.keys, shape.prefix, shape.grid, shape.aligned)
         if not places.tokens or not shape.queries:
             return softmax_flops(shape)
-        rows, columns = cell_counts(places.cells_of, self.clusters)
+        rows, columns = cell_counts(places.cells_of, self._most(shape.keys))
         queries, keys = shape.queries, rows * columns + places.prefix
         pairs = 0
         tiling = places.tiling(self.window, self.halo)

@@ -40,6 +40,16 @@ _STYLE: dict[Any, Any] = {
 }
 
 
+def plot_paths(report: Report, directory: Path, stem: str = "report") -> list[Path]:
+    """The files that ``write_plots`` would write.
+
+    Raises:
+        UsageError: Matplotlib is not installed.
+    """
+    _require_matplotlib()
+    return [directory / f"{stem}-{name}.png" for name, _ in _figures(report)]
+
+
 def write_plots(report: Report, directory: Path, stem: str = "report") -> list[Path]:
     """Write every chart that the report has numbers for as ``STEM-CHART.png``; existing files are replaced.
 
@@ -55,13 +65,10 @@ def write_plots(report: Report, directory: Path, stem: str = "report") -> list[P
         UsageError: Matplotlib is not installed.
         OutputError: A file cannot be written.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError:
-        raise UsageError(
-            "plots need Matplotlib: pip install 'matplotlib>=3.8,<4', or leave out --plots; report.html has the charts."
-        ) from None
+    _require_matplotlib()
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     paths = []
     with rc_context(_STYLE):
         for name, figure in _figures(report):
@@ -73,6 +80,15 @@ def write_plots(report: Report, directory: Path, stem: str = "report") -> list[P
                 raise OutputError(f"{path} was not written: {error.strerror or error}.") from error
             paths.append(path)
     return paths
+
+
+def _require_matplotlib() -> None:
+    try:
+        import matplotlib.backends.backend_agg  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "plots need Matplotlib: pip install 'matplotlib>=3.8,<4', or leave out --plots; report.html has the charts."
+        ) from None
 
 
 def _figures(report: Report) -> Iterator[tuple[str, Figure]]:

@@ -27,7 +27,8 @@ def read_report(path: Path) -> Report:
         path: The artifact's directory, or a ``.json`` file.
 
     Raises:
-        InputError: There is no report, it cannot be read, follows another version of the schema, or is of another model.
+        InputError: There is no report, it cannot be read, follows another version of the schema, or is of
+            another model.
     """
     if not path.is_dir():
         return _read(path, Report)
@@ -46,8 +47,8 @@ def _of(report: Report, path: Path, kind: type[_A]) -> _A:
     found = _read(path, kind)
     if found.source != report.source.id:
         raise InputError(
-            f"{path} is of a hybrid of '{found.source}', this artifact is one of '{report.source.id}'. Remove the file, "
-            "or measure this artifact."
+            f"{path} is of a hybrid of '{found.source}', this artifact is one of '{report.source.id}'. Remove the "
+            "file, or measure this artifact."
         )
     return found
 

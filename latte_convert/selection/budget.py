@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -197,8 +198,8 @@ def choose(
     if min_fidelity is not None and chosen.kernels and not (cosine := fidelity(chosen)) >= min_fidelity:
         raise GateError(
             f"no plan meets both budgets: the most faithful one within the budget of cost has a cosine of "
-            f"{cosine:.4f} on the calibration samples, not {min_fidelity}: {show(chosen)}. Lower --min-fidelity, "
-            "allow a higher cost, or offer more faithful kernels."
+            f"{_below(cosine)} on the calibration samples, not {min_fidelity:.6g}: {show(chosen)}. Lower "
+            "--min-fidelity, allow a higher cost, or offer more faithful kernels."
         )
     return chosen
 
@@ -207,7 +208,7 @@ def _cheap_enough(points: Sequence[Point], most: float, show: Callable[[Point], 
     within = [point for point in points if point.flops <= most]
     if not within:
         raise GateError(
-            f"no plan needs at most {most:.1%} of the exact attention FLOPs; the nearest: {show(points[-1])}. "
+            f"no plan needs at most {100 * most:.3g}% of the exact attention FLOPs; the nearest: {show(points[-1])}. "
             "Raise --max-flops, offer a cheaper kernel, or make more sites eligible."
         )
     return within[0]
@@ -250,9 +251,14 @@ def _cheapest_faithful(
         raise GateError("no kernel gives a finite output, so nothing can be converted.")
     nearest = max(seen, key=seen.__getitem__)
     raise GateError(
-        f"no plan keeps a fidelity of {least}; the nearest has a cosine of {seen[nearest]:.4f} on the calibration "
-        f"samples: {show(cheapest_first[nearest])}. Lower --min-fidelity, or offer more faithful kernels."
+        f"no plan keeps a fidelity of {least:.6g}; the nearest has a cosine of {_below(seen[nearest])} on the "
+        f"calibration samples: {show(cheapest_first[nearest])}. Lower --min-fidelity, or offer more faithful kernels."
     )
+
+
+def _below(cosine: float) -> str:
+    """Four digits, rounded down: what misses a bound must not read as if it kept it."""
+    return f"{math.floor(cosine * 1e4) / 1e4:.4f}" if math.isfinite(cosine) else "no value (its output is not finite)"
 
 
 def _first(count: int, holds: Callable[[int], bool]) -> int | None:

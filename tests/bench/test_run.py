@@ -203,6 +203,8 @@ def test_lengths_that_do_not_fit_are_refused(dino, lengths, error, match):
 def test_more_tokens_than_the_model_takes_name_the_maximum(clip):
     with pytest.raises(DataError, match="25 tokens are more than the model takes: its maximum is 24"):
         bench(clip, tokens=[8, 25])
+    with pytest.raises(UsageError, match="--tokens takes at most 1,000,000"):
+        bench(clip, tokens=[8, 10**14])
     with pytest.raises(DataError, match="at least 3"):
         bench(clip, tokens=[2])
 

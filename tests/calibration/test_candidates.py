@@ -48,10 +48,33 @@ def test_auto_has_our_list_or_the_recipes() -> None:
         (Recipe(kernel="late"), "unknown kernel 'late' .nearest: latte"),
         (Recipe(kernel="latte", options={"jnp": True}), "kernel 'latte' has no option 'jnp' .nearest: jpn"),
         (Recipe(kernel="near_far", options={"clusters": -1}), "options of kernel 'near_far'"),
-        (Recipe(kernel="near_far", options={"window": "big"}), "options of kernel 'near_far'"),
+        (Recipe(kernel="near_far", options={"window": "big"}), "option 'window' of kernel 'near_far' is 'big'"),
     ],
 )
 def test_bad_options_are_named(recipe: Recipe, message: str) -> None:
     with pytest.raises(RecipeError, match=message) as error:
         candidates(recipe)
     assert error.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options", "message"),
+    [
+        ("near_far", {"clusters": "many"}, "'clusters' of kernel 'near_far' is 'many': it should be a valid integer"),
+        ("near_far", {"clusters": True}, "is True: it should be a valid integer"),
+        ("near_far", {"clusters": 1.5}, "is 1.5: it should be a valid integer"),
+        ("near_far", {"far": "away"}, "is 'away': it should be 'pooled' or 'clustered'"),
+        ("near_far", {"sigma": "maybe"}, "'sigma' of kernel 'near_far' is 'maybe': it should be a valid boolean"),
+        ("latte", {"tte": 5}, "'tte' of kernel 'latte' is 5: it should be a valid boolean"),
+        ("latte", {"exact_prefix": None}, "is None: it should be a valid boolean"),
+        ("performer", {"features": 10**15}, "options of kernel 'performer': .*memory"),
+    ],
+)
+def test_values_of_the_wrong_type_are_no_options(kernel: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        candidates(Recipe(kernel=kernel, options=options))
+
+
+def test_an_option_that_may_be_left_open_can_be_null() -> None:
+    (chosen,) = candidates(Recipe(kernel="near_far", options={"clusters": None}))
+    assert chosen.options["clusters"] is None

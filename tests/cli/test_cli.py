@@ -130,14 +130,14 @@ def test_schema_is_a_valid_json_schema(latte, which):
         (["--exclude", "layer.77"], 3, "exclude pattern 'layer.77' matches no attention site"),
         (["--kernel", "latte", "--min-fidelity", "1.0", "--ratio", "1"], 4, "held-out fidelity is"),
         (["--max-flops", "0.5", "--ratio", "0.5"], 3, "ratio and max_flops are both given: a plan is made for one"),
-        (["--max-flops", "0.5"], 4, "no plan needs at most 50.0% of the exact attention FLOPs; the nearest: 6 sites"),
+        (["--max-flops", "0.5"], 4, "no plan needs at most 50% of the exact attention FLOPs; the nearest: 6 sites"),
         (["--kernel", "auto", "--scorer", "paper"], 3, "set scorer to isolated or greedy"),
         (["--kernel", "nearfar"], 3, "unknown kernel 'nearfar' (nearest: near_far"),
         (["--option", "bad"], 2, "--option takes KEY=VALUE, such as clusters=64, not 'bad'"),
         (["--option", "window=["], 2, "--option window: '[' is not a value"),
         (["--option", "windows=2"], 3, "kernel 'near_far' has no option 'windows' (nearest: window)"),
         (["--option", "window=-1"], 3, "window and halo are at least 0"),
-        (["--option", "window=wide"], 3, "options of kernel 'near_far'"),
+        (["--option", "window=wide"], 3, "option 'window' of kernel 'near_far' is 'wide'"),
         (["--kernel", "latte", "--option", "window=2"], 3, "kernel 'latte' has no option 'window'"),
         (["--scorer", "gready"], 2, "gready"),
         (["--samples", "5", "--min-samples", "20"], 3, "min_samples (20) is more than samples (5)"),
@@ -422,6 +422,19 @@ def test_ctrl_c_exits_130_and_leaves_nothing(tiny_dino, photos, tmp_path):
     assert stdout == ""
     assert "interrupted" in stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_that_ends_as_another_error_is_an_interrupt(latte, monkeypatch, tmp_path):
+    from latte_convert.cli import console
+
+    def swallowed(*_: object) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            console.interrupt()
+        raise ModuleNotFoundError("could not be imported")  # as Transformers has it
+
+    monkeypatch.setattr(console, "_INTERRUPTED", threading.Event())
+    monkeypatch.setattr("latte_convert.artifact.manifest.read_manifest", swallowed)
+    assert latte("inspect", tmp_path) == (130, "", "latte: interrupted.\n")
 
 
 def test_a_swallowed_interrupt_stops_the_next_step(capsys, monkeypatch):

@@ -103,6 +103,11 @@ def test_a_missed_gate_exits_4_and_still_reports(latte, artifact, textures):
         (("--task", "knn", "--data", "{textures}", "--metric", "map"), 2, "no metric 'map'"),
         (("--task", "knn", "--data", "{textures}", "--samples", "1"), 2, "--samples"),
         (("--task", "knn", "--data", "{textures}", "--out", "x.html"), 2, "--out takes a .json file"),
+        (("--task", "knn", "--data", "{textures}", "--fail-under", "nan"), 2, "fail-under"),
+        (("--task", "knn", "--data", "{textures}", "--fail-under", "inf"), 2, "fail_under must be a finite"),
+        (("--task", "knn", "--data", "{textures}", "--templates", "x"), 2, "templates is for task 'zero-shot'"),
+        (("--task", "knn", "--data", "{textures}", "--decoder", "x"), 2, "decoder is for task 'saliency'"),
+        (("--task", "saliency", "--data", "{textures}/test", "--decoder", "x.onnx"), 3, "no such file"),
         (("--task", "knn"), 2, "--data"),
     ],
 )

@@ -72,6 +72,34 @@ def test_out_and_json(latte: Latte, hybrid: Path, tmp_path: Path) -> None:
     assert latte(hybrid, "--out", page, "--overwrite")[0] == 0
 
 
+def test_nothing_beside_the_page_is_replaced_either(latte: Latte, hybrid: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.with_suffix(".json").write_text("mine")
+    (tmp_path / "other-sensitivity.png").write_text("mine")
+    for target, options in ((page, ()), (tmp_path / "other.html", ("--plots",))):
+        code, out, err = latte(hybrid, "--out", target, *options)
+        assert (code, out) == (3, "")
+        assert "exists already" in err
+        assert not target.exists()
+    assert page.with_suffix(".json").read_text() == "mine"
+    assert (tmp_path / "other-sensitivity.png").read_text() == "mine"
+
+
+def test_the_page_of_a_file_lies_beside_it(latte: Latte, hybrid: Path) -> None:
+    before = (hybrid / "report.json").read_bytes()
+    older = hybrid / "older.json"
+    write_report(make_report(cosine=0.9), older)
+    code, out, _ = latte(older)
+    assert (code, out.split()) == (0, [str(older.with_suffix(".html")), str(older)])
+    assert (hybrid / "report.json").read_bytes() == before
+
+
+def test_an_out_that_cannot_be_written(latte: Latte, hybrid: Path) -> None:
+    code, out, err = latte(hybrid, "--out", hybrid / "report.json" / "page.html")
+    assert (code, out) == (3, "")
+    assert "is no folder that you may write to" in err
+
+
 def test_plots(latte: Latte, hybrid: Path) -> None:
     pytest.importorskip("matplotlib")
     code, out, _ = latte(hybrid, "--plots")
@@ -98,6 +126,9 @@ def test_several_side_by_side(latte: Latte, hybrid: Path, tmp_path: Path, monkey
         (1, ["--compare"], "takes two reports, OLD and NEW, not 1"),
         (3, ["--compare"], "takes two reports, OLD and NEW, not 3"),
         (2, ["--plots"], "is for one artifact"),
+        (2, [], "is given twice"),
+        (2, ["--compare", "--out", "page.html"], "writes no page"),
+        (2, ["--compare", "--tolerance", "inf"], "--tolerance takes a share"),
     ],
 )
 def test_usage(latte: Latte, hybrid: Path, count: int, options: list[str], message: str) -> None:
@@ -114,6 +145,14 @@ class TestCompare:
         assert code == 4
         code, out, _ = latte("--compare", hybrid, hybrid)
         assert (code, json.loads(out)["ok"]) == (0, True)
+
+    def test_hybrids_of_different_models(self, latte: Latte, hybrid: Path, tmp_path: Path) -> None:
+        report = make_report()
+        source = report.source.model_copy(update={"model_class": "BertModel"})
+        other = artifact(tmp_path / "other", report.model_copy(update={"source": source}))
+        code, out, err = latte("--compare", hybrid, other)
+        assert (code, out) == (3, "")
+        assert "takes two hybrids of one model" in err
 
     def test_regression(self, latte: Latte, hybrid: Path, tmp_path: Path) -> None:
         worse = artifact(tmp_path / "worse", make_report(cosine=0.9))

@@ -77,6 +77,8 @@ def test_files_that_rows_name(tmp_path):
         labels.named_file(tmp_path, "ones.png", "image", "f:1")
     with pytest.raises(DataError, match=r"f:2: one.png is not one of audio"):
         labels.named_file(tmp_path, "one.png", "audio", "f:2")
+    with pytest.raises(DataError, match=r"f:3: no such file"):
+        labels.named_file(tmp_path, "x" * 300 + ".png", "image", "f:3")
     with pytest.raises(DataError, match="f:3: 7 is not the name of a file"):
         labels.named_file(tmp_path, 7, "image", "f:3")
 
@@ -96,6 +98,9 @@ def test_json_errors_name_the_line(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('{"a": 1,\n "b": }')
     with pytest.raises(DataError, match=r"a.json:2: not valid JSON"):
+        labels.read_json(path)
+    path.write_text('{"a": ' + "9" * 5000 + "}")
+    with pytest.raises(DataError, match=r"a.json cannot be read: .*digits"):
         labels.read_json(path)
 
 

@@ -169,7 +169,7 @@ def kernel(**options: Any) -> NearFarKernel:
 def test_a_window_over_the_whole_sequence_is_softmax(layout: TokenLayout | None, count: int, masked: bool) -> None:
     inputs = tokens(count, count, dtype=torch.float32)
     mask = some_mask(count) if masked else None
-    out = kernel(window=64)(*inputs, scale=SCALE, mask=mask, layout=layout)
+    out = kernel(window=64, clusters=128)(*inputs, scale=SCALE, mask=mask, layout=layout)
     assert_close(out, softmax_reference(*inputs, scale=SCALE, mask=mask), 1e-5)
 
 
@@ -399,3 +399,12 @@ def test_compiled_it_gives_the_same() -> None:
     compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
         assert_close(compiled(*inputs, **call), plain(*inputs, **call), 1e-5)
+
+
+def test_without_a_number_there_is_a_far_key_for_eight_tokens_up_to_128() -> None:
+    for count, clusters in ((256, 32), (2048, 128)):
+        inputs = tokens(count, count, dtype=torch.float32)
+        free, given = kernel(window=4), kernel(window=4, clusters=clusters)
+        assert torch.equal(free(*inputs, scale=SCALE), given(*inputs, scale=SCALE))
+        shape = CallShape(count, count, free.heads, free.head_dim, free.head_dim)
+        assert free.flops(shape) == given.flops(shape)

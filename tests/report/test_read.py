@@ -44,6 +44,7 @@ def test_an_artifact_gains_what_bench_and_eval_wrote(tmp_path: Path) -> None:
         (None, "there is no .*report.json"),
         ("{", "cannot be read as JSON"),
         (b"\xff\xfe", "cannot be read as JSON"),
+        ('{"schema_version": ' + "9" * 5000 + "}", "cannot be read as JSON"),
         ("[]", "no schema_version"),
         ('{"a": 1}', "no schema_version"),
         ('{"schema_version": 2}', "version 2 of the schema; this latte_convert reads version 1"),
@@ -62,6 +63,15 @@ def test_a_damaged_bench_is_named(tmp_path: Path) -> None:
     write_report(make_report(), tmp_path / "report.json")
     (tmp_path / "bench.json").write_text("{}")
     with pytest.raises(InputError, match=r"bench\.json is not a report"):
+        read_report(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bench.json", "eval-knn.json"])
+def test_what_was_measured_of_another_model_is_named(tmp_path: Path, name: str) -> None:
+    write_report(make_report(), tmp_path / "report.json")
+    found = make_bench() if name == "bench.json" else make_evaluation()
+    (tmp_path / name).write_text(found.model_copy(update={"source": "other/model"}).model_dump_json())
+    with pytest.raises(InputError, match=rf"{name} is of a hybrid of 'other/model', this artifact is one of 'facebook"):
         read_report(tmp_path)
 
 

@@ -59,7 +59,7 @@ class AsrTask(Task):
         rows = labels.choose(list(_utterances(place)), self.setting.samples, self.setting.seed, lambda row: row[0])
         require_two(len(rows), str(place))
         for where, _, text in rows:
-            if not self._normalise(text).split():
+            if not any(map(str.isalnum, self._normalise(text))):
                 raise DataError(f"{where}: no word is left of the transcript {text!r} after normalisation.")
         rate = self.setting.processor("audio").sampling_rate
         return [
@@ -160,8 +160,8 @@ def _utterances(place: Path) -> Iterator[tuple[str, Path, str]]:
     if not tables:
         raise DataError(f"{place} has no transcripts: add {_TABLES[0]} with the columns file_name and text.")
     for where, row in labels.rows(tables[0]):
-        name, text = labels.cell(row, _NAME, where), labels.cell(row, _TEXT, where)
-        yield where, labels.named_file(tables[0].parent, name, "audio", where), str(text)
+        name, text = labels.cell(row, _NAME, where), labels.text_cell(row, _TEXT, where)
+        yield where, labels.named_file(tables[0].parent, name, "audio", where), text
 
 
 def _librispeech(path: Path) -> Iterator[tuple[str, Path, str]]:

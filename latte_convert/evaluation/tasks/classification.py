@@ -63,7 +63,7 @@ class ClassificationTask(Task):
     def _texts(self) -> list[Example]:
         found = []
         for where, row in labels.rows(self.setting.place):
-            text, label = str(labels.cell(row, _TEXT, where)), labels.cell(row, _LABEL, where)
+            text, label = labels.text_cell(row, _TEXT, where), labels.cell(row, _LABEL, where)
             target = self._classes.index(label, where)
             found.append((len(text.split()), Example(where, "text", labels.text_loader(text), target)))
         # By length, so that more of them share a batch without padding.

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from latte_convert.calibration.data import SampleSet
+from latte_convert.calibration.sources import missing_path
 from latte_convert.errors import DataError
 from latte_convert.evaluation import labels
 from latte_convert.evaluation.features import image_tokens, no_image_features
@@ -51,6 +52,8 @@ class SaliencyTask(Task):
     def _open_decoder(self) -> Any:
         if self.setting.decoder is None:
             return None
+        if not self.setting.decoder.is_file():
+            raise missing_path(str(self.setting.decoder))
         runtime = labels.need("onnxruntime")
         try:
             return runtime.InferenceSession(str(self.setting.decoder), providers=["CPUExecutionProvider"])

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _FIRST = ("s1", "sentence1", "sentence_1", "text1")
 _SECOND = ("s2", "sentence2", "sentence_2", "text2")
 _SCORE = ("score", "label", "similarity", "similarity_score")
+ROUNDING = 1e-6
+"""Cosines that differ by less are the same: embeddings are float32."""
+
 _POOLING = "1_Pooling/config.json"
 _BENCHMARK_COLUMNS = 7  # genre, file, year, id, score, sentence 1, sentence 2: the STS benchmark's own files
 
@@ -85,7 +88,7 @@ class StsTask(Task):
     def score(self, records: Sequence[Any]) -> dict[str, float]:
         """Spearman and Pearson correlation; NaN where one side is constant."""
         cosines, scores = np.asarray(records).T
-        if np.ptp(cosines) == 0 or np.ptp(scores) == 0:
+        if np.ptp(cosines) < ROUNDING or np.ptp(scores) == 0:
             return {"spearman": math.nan, "pearson": math.nan}
         stats = labels.need("scipy.stats")
         return {
@@ -116,15 +119,15 @@ def _pooling(source: Checkpoint) -> str:
 def _pairs(path: Path) -> Iterator[tuple[str, str, str, float]]:
     """``FILE:LINE``, the two sentences and the score of every row."""
     for where, row in _rows(path):
-        first, second = (labels.cell(row, names, where) for names in (_FIRST, _SECOND))
+        first, second = (labels.text_cell(row, names, where) for names in (_FIRST, _SECOND))
         value = labels.cell(row, _SCORE, where)
         try:
-            score = float(value)
-        except (TypeError, ValueError):
+            score = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
             score = math.nan
         if not math.isfinite(score):
             raise DataError(f"{where}: the score {value!r} is not a number.")
-        yield where, str(first), str(second), score
+        yield where, first, second, score
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -82,6 +82,7 @@ def test_silent_audio_is_named(whisper_artifact, speech):
         ("gone.wav,HELLO", r"metadata.csv:4: no such file or folder: .*gone.wav"),
         ("PLACE,", r"metadata.csv:4: 'text' is empty"),
         ("PLACE,[noise] !!", r"metadata.csv:4: no word is left of the transcript '\[noise\] !!'"),
+        ("PLACE,...", r"metadata.csv:4: no word is left of the transcript"),
         (",HELLO", r"metadata.csv:4: 'file_name' is empty"),
     ],
 )
@@ -112,6 +113,9 @@ def test_librispeech_layout(tmp_path):
     assert list(_utterances(tmp_path)) == [(f"{table}:1", chapter / "84-121-0000.flac", "GO ON")]
     table.write_text("84-121-0000 GO ON\n84-121-0001 STOP\n")
     with pytest.raises(DataError, match=r"84-121.trans.txt:2: there is no audio file 84-121-0001"):
+        list(_utterances(tmp_path))
+    table.write_bytes(b"84-121-0000 caf\xe9\n")
+    with pytest.raises(DataError, match=r"84-121.trans.txt cannot be read"):
         list(_utterances(tmp_path))
 
 

@@ -260,6 +260,7 @@ def test_rt_detr_on_photographs_of_different_sizes(coco, tmp_path):
         ([(0, 7, [10, 10, -3, 20])], "lies outside its image"),
         ([(0, 7, [10, 10, 20])], r"'bbox' is \[10, 10, 20\], not \[x, y, width, height\]"),
         ([(0, 7, [10, 10, 20, math.nan])], "'bbox' is .*nan"),
+        ([(0, 7, [10, 10, 20, 10**400])], r"'bbox' is \[10, 10, 20, 1000"),
         ([(0, None, [10, 10, 20, 20])], "'category_id' is empty"),
         ([], "no box in it"),
     ],
@@ -269,6 +270,36 @@ def test_bad_boxes_are_named(boxes, message, tmp_path):
     with pytest.raises(DataError, match=r"instances.json.*" + message) as error:
         read_instances(path)
     assert error.value.exit_code == 3
+
+
+@pytest.mark.parametrize("crowd", ["yes", [1], math.nan, 7])
+def test_a_crowd_is_marked_by_0_or_1(crowd, tmp_path):
+    path = instances(tmp_path, [(0, 7, [10, 10, 20, 20])])
+    document = json.loads(path.read_text())
+    document["annotations"][0]["iscrowd"] = crowd
+    path.write_text(json.dumps(document))
+    with pytest.raises(DataError, match=r"\(annotations\[0\]\): 'iscrowd' is .*, not 0 or 1"):
+        read_instances(path)
+
+
+def test_ids_are_of_one_kind_and_unique(tmp_path):
+    path = instances(tmp_path, [(0, 7, [10, 10, 20, 20])])
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "images": [*document["images"], {**document["images"][0], "id": "a"}]}))
+    with pytest.raises(DataError, match="ids of images are numbers and texts"):
+        read_instances(path)
+    path.write_text(json.dumps({**document, "categories": [*document["categories"], {"id": 7, "name": "other"}]}))
+    with pytest.raises(DataError, match=r"\(categories\[\d\]\): category 7 is there twice"):
+        read_instances(path)
+
+
+def test_two_categories_of_one_name_cannot_be_told_apart(tmp_path):
+    path = instances(tmp_path, [(0, 7, [10, 10, 20, 20])])
+    document = json.loads(path.read_text())
+    name = document["categories"][0]["name"]
+    path.write_text(json.dumps({**document, "categories": [*document["categories"], {"id": 99, "name": name}]}))
+    with pytest.raises(DataError, match=f"have the same name, '{name}'"):
+        categories_of([name, "other"], read_instances(path), str(path))
 
 
 def test_the_line_of_a_box(tmp_path):

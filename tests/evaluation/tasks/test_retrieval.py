@@ -154,6 +154,17 @@ COCO = """{
         ("captions.json", COCO % (2, " "), r"captions.json:7 \(annotations\[1\]\): 'caption' is empty"),
         ("captions.json", COCO % (1, "A cat"), r"captions.json:4 \(images\[1\]\): this image has no caption"),
         ("captions.json", COCO % (2, "A cat"), r"captions.json:6 \(annotations\[0\]\): there is no image 'a.png'"),
+        (
+            "captions.json",
+            COCO.replace('"id": 2', '"id": 1') % (1, "A cat"),
+            r"json:4 \(images\[1\]\): image 1 is there twice",
+        ),
+        ("dataset.json", '{"images": [{"filename": "a.png", "sentences": [5]}]}', r"'sentences' has 5 where"),
+        (
+            "captions.jsonl",
+            '{"image": "000.jpg", "caption": ["a", "b"]}',
+            r"jsonl:1: 'caption' is \['a', 'b'\], not a text",
+        ),
         ("captions.json", COCO[:60], r"captions.json:4: not valid JSON"),
         ("captions.json", '{"images": []}', "no list 'annotations'"),
         ("captions.txt", "image,caption\nx.jpg,A dog\nx.jpg,\n", r"captions.txt:3: no caption in this row"),

@@ -67,6 +67,7 @@ def test_layouts(tmp_path):
         ("a b,c d,nan\ne f,g h,1\n", r"p.csv:1: the score 'nan' is not a number"),
         ("a b,c d,1\ne f\n", r"p.csv:2: 1 columns where 3 are expected"),
         ("a,b\nc,d\n", r"p.csv:1: no columns s1, s2, score; it has a, b"),
+        ("s1,s2,score\na,a,1\nb,b,2\n", "of the original is undefined on these 2 samples"),
         ("s1,s2,score\na,b,1\n", r"1 usable sample; a metric needs at least 2"),
     ],
 )
@@ -74,6 +75,22 @@ def test_bad_pairs_are_named(minilm_artifact, tmp_path, content, message):
     (tmp_path / "p.csv").write_text(content)
     with pytest.raises(DataError, match=message):
         evaluate(minilm_artifact, "sts", [tmp_path / "p.csv"])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '["a"], "s2": "b", "score": 1',
+        '"a", "s2": "b", "score": true',
+        '5, "s2": "b", "score": 1',
+        '"a", "s2": "b", "score": 1' + "0" * 400,
+    ],
+)
+def test_bad_rows_are_named(tmp_path, row):
+    path = tmp_path / "p.jsonl"
+    path.write_text(f'{{"s1": {row}}}\n')
+    with pytest.raises(DataError, match=r"p.jsonl:1: ('s1' is .*, not a text|the score .* is not a number)"):
+        list(_pairs(path))
 
 
 def test_pooling_is_the_checkpoint_s_own(minilm_artifact, tmp_path):
