@@ -16,6 +16,7 @@ def is_ours(key: str) -> bool:
     parts = key.split(".")
     return len(parts) >= 3 and parts[-2] == ATTRIBUTE
 
+
 REPORTS = ("report.json", "bench.json", "eval*.json")
 """What we measured, beside the checkpoint in an artifact: no part of it."""
 

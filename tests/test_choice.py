@@ -180,15 +180,17 @@ def test_no_budget_gets_the_default_kernel_in_two_thirds_of_the_sites(scenes):
 
 
 def test_a_budget_that_one_plan_alone_misses(scenes):
-    """The default kernel is exact here: one plan has no error, and it saves nothing."""
-    with pytest.raises(GateError, match=r"at most 50% .* nearest: 9 sites converted \(9 x near_far\), 100\.0%"):
+    """The default kernel saves little on so few tokens."""
+    with pytest.raises(
+        GateError, match=r"at most 50% .* nearest: [1-9] sites converted \([1-9] x near_far\), \d\d\.\d%"
+    ):
         latte_convert.convert(DETR, scenes, recipe=Recipe(samples=4, max_flops=0.5))
 
 
 def test_budgets_out_of_reach(scenes):
     with pytest.raises(GateError, match=r"at most 5% of the exact attention FLOPs; the nearest: 3 sites converted"):
         convert(scenes, max_flops=0.05, include=("encoder.layers",))
-    with pytest.raises(GateError, match=r"keeps a fidelity of 1; the nearest has a cosine of 0\.99\d\d on"):
+    with pytest.raises(GateError, match=r"keeps a fidelity of 1 .* nearest has a cosine of 0\.99\d\d:"):
         convert(scenes, min_fidelity=1.0, include=("encoder.layers",))
 
 

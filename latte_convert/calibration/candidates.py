@@ -37,6 +37,9 @@ def candidates(recipe: Recipe) -> list[Candidate]:
             Candidate(kernel=each.kernel, options={**each.options, **recipe.options})
             for each in recipe.candidates or AUTO
         )
+    for each in wanted:
+        if each.kernel == "exact":
+            raise RecipeError("kernel 'exact' is what the model has already: choose another, or leave sites out.")
     return [_resolved(each, recipe) for each in wanted]
 
 

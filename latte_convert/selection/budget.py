@@ -251,8 +251,9 @@ def _cheapest_faithful(
         raise GateError("no kernel gives a finite output, so nothing can be converted.")
     nearest = max(seen, key=seen.__getitem__)
     raise GateError(
-        f"no plan keeps a fidelity of {least:.6g}; the nearest has a cosine of {_below(seen[nearest])} on the "
-        f"calibration samples: {show(cheapest_first[nearest])}. Lower --min-fidelity, or offer more faithful kernels."
+        f"no plan keeps a fidelity of {least:.6g} on the calibration samples, which leaves a margin for those held "
+        f"out; the nearest has a cosine of {_below(seen[nearest])}: {show(cheapest_first[nearest])}. Lower "
+        "--min-fidelity, or offer more faithful kernels."
     )
 
 

@@ -45,6 +45,7 @@ def test_auto_has_our_list_or_the_recipes() -> None:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
+        (Recipe(kernel="exact"), "what the model has already"),
         (Recipe(kernel="late"), "unknown kernel 'late' .nearest: latte"),
         (Recipe(kernel="latte", options={"jnp": True}), "kernel 'latte' has no option 'jnp' .nearest: jpn"),
         (Recipe(kernel="near_far", options={"clusters": -1}), "options of kernel 'near_far'"),
