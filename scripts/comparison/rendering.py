@@ -16,12 +16,45 @@ NEEDED = 0.75
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """All tables: the bars, then for each case all kernels and the ablations."""
-    parts = ["\n".join(["**Bars**", "", *bars(results)])]
+    """All tables: an overview, the bars, then for each case all kernels and the ablations."""
+    parts = [overview(results), "\n".join(["**Bars**", "", *bars(results)])]
     for case in results["cases"].values():
         parts.append(main_table(case))
         parts.extend(filter(None, (tte_jpn_table(case), extras_table(case))))
     return "\n\n".join(parts) + "\n"
+
+
+def overview(results: dict[str, Any]) -> str:
+    """Every kernel on every case with two thirds of the layers converted: FLOPs, fidelity, task metric."""
+    cases = {name: rows_of(case, "main") for name, case in results["cases"].items()}
+    cases = {name: rows for name, rows in cases.items() if rows}
+    at = {name: [row for row in rows if row["sites"] == levels(rows)[-2]] for name, rows in cases.items()}
+    heads = [f"{name}, {at[name][0]['sites']} of {at[name][0]['of']}" for name in cases]
+    lines = [
+        "Two thirds of the layers. In each cell: share of the exact FLOPs of these layers, cosine (of CLS / of patches), "
+        "metric of the task.",
+        "",
+        f"| kernel | {' | '.join(heads)} |",
+        "|---" * (len(heads) + 1) + "|",
+    ]
+    for label in dict.fromkeys(row["kernel"] for rows in cases.values() for row in rows):
+        own = {name: next((row for row in rows if row["kernel"] == label), None) for name, rows in at.items()}
+        cells = [
+            f"{row['flops_share']:.0%}: {fidelity_cells([row]).replace(', ', ' / ')}; {figure(row['task'])}"
+            if row
+            else "-"
+            for row in own.values()
+        ]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    tasks = "; ".join(f"{name}: {case['metric']}" for name, case in results["cases"].items())
+    return "\n".join([*lines, "", f"Tasks: {tasks}."])
+
+
+def overview_cell(row: Row | None) -> str:
+    """FLOPs, fidelity and task of one kernel on one case."""
+    if row is None:
+        return "-"
+    return f"{row['flops_share']:.0%}: {fidelity_cells([row]).replace(', ', ' / ')}; {figure(row['task'])}"
 
 
 def main_table(case: dict[str, Any]) -> str:
