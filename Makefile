@@ -56,8 +56,11 @@ style: $(READY)   ## Fix what the linter can fix
 bench: models photos   ## Measure the figures of the README on a quiet machine (needs LATTE_TEST_DATA)
 	$(BIN)/python scripts/bench_kernel.py --json $(RESULTS)/kernel.json
 	$(BIN)/python scripts/bench_convert.py --model $(MODELS)/dinov2-small-saliency --photos $(OUT)/photos --json $(RESULTS)/convert.json
-	$(BIN)/python scripts/measure_tiny.py --json $(RESULTS)/tiny.json
-	$(BIN)/python scripts/measure_fidelity.py --models $(MODELS) --data $(LATTE_TEST_DATA) --json $(RESULTS)/fidelity.json
+	$(BIN)/python scripts/bench_near_far.py --sides 37 64 91 128 --json $(RESULTS)/near_far.json
+	$(BIN)/python scripts/measure_tiny.py --config configs/paper.yaml --json $(RESULTS)/tiny.json
+	$(BIN)/python scripts/compare_kernels.py --models $(MODELS) --data $(LATTE_TEST_DATA) --json $(RESULTS)/comparison.json
+	$(BIN)/python scripts/compare_kernels.py --models $(MODELS) --data $(LATTE_TEST_DATA) --json $(RESULTS)/comparison.json --timings
+	$(BIN)/python scripts/compare_kernels.py --json $(RESULTS)/comparison.json --render --markdown $(RESULTS)/comparison.md --plot $(RESULTS)/comparison.png
 
 clean:   ## Remove what demo and tests made in this folder
 	rm -rf $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis

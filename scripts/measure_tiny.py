@@ -1,6 +1,6 @@
 """What conversion costs the two models that this project trains: detection AP and retrieval R@1, original and hybrid.
 
-    python scripts/measure_tiny.py [--models tests/models] [--samples 64] [--ratio 0.67] [--json FILE] [--markdown FILE]
+    python scripts/measure_tiny.py [--config FILE] [--samples 64] [--ratio 0.67] [--json FILE] [--markdown FILE]
 
 Calibrates on training scenes and measures on held-out ones, with the metric code of the training scripts: COCO AP by
 pycocotools for ``tiny-detr`` (encoder, decoder and cross-attention), recall on held-out pairs for ``tiny-clip`` (both
@@ -30,12 +30,13 @@ def main() -> None:
     """Measure both models and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, default=Path("tests/models"))
+    parser.add_argument("--config", type=Path, default=Path("configs/default.yaml"))
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--ratio", type=float, default=0.67)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
-    recipe = Recipe(samples=arguments.samples, ratio=arguments.ratio)
+    recipe = Recipe.from_yaml(arguments.config, samples=arguments.samples, ratio=arguments.ratio)
     rows = [*detection(arguments.models / "tiny-detr", recipe), *retrieval(arguments.models / "tiny-clip", recipe)]
     print(text := table(rows))
     if arguments.json:

@@ -31,8 +31,8 @@ def overview(results: dict[str, Any]) -> str:
     at = {name: [row for row in rows if row["sites"] == levels(rows)[-2]] for name, rows in cases.items()}
     heads = [f"{name}, {at[name][0]['sites']} of {at[name][0]['of']}" for name in cases]
     lines = [
-        "Two thirds of the layers. In each cell: share of the exact FLOPs of these layers, cosine (of CLS / of patches), "
-        "metric of the task.",
+        "Two thirds of the layers. In each cell: share of their exact FLOPs, cosine (of CLS / of patches), metric of "
+        "the task.",
         "",
         f"| kernel | {' | '.join(heads)} |",
         "|---" * (len(heads) + 1) + "|",
