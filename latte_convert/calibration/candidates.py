@@ -31,16 +31,28 @@ def candidates(recipe: Recipe) -> list[Candidate]:
     Raises:
         RecipeError: A kernel does not exist, or an option does not fit it.
     """
-    wanted: tuple[Candidate, ...] = (Candidate(kernel=recipe.kernel, options=recipe.options),)
-    if recipe.kernel == "auto":
-        wanted = tuple(
-            Candidate(kernel=each.kernel, options={**each.options, **recipe.options})
-            for each in recipe.candidates or AUTO
-        )
+    wanted = recipe.candidates or AUTO if recipe.kernel == "auto" else (Candidate(kernel=recipe.kernel),)
     for each in wanted:
         if each.kernel == "exact":
             raise RecipeError("kernel 'exact' is what the model has already: choose another, or leave sites out.")
-    return [_resolved(each, recipe) for each in wanted]
+    return [_resolved(each, recipe) for each in _with_options(wanted, recipe.options)]
+
+
+def _with_options(wanted: Sequence[Candidate], options: Mapping[str, Any]) -> list[Candidate]:
+    """Candidates with the recipe's options: of several, each gets those that some of them have and it has, too."""
+    known = {each.kernel: _options_of(get_kernel(each.kernel)) for each in wanted}
+    anywhere = set().union(*known.values())
+
+    def taken(kernel: str) -> dict[str, Any]:
+        return {name: value for name, value in options.items() if name in known[kernel] or name not in anywhere}
+
+    return [Candidate(kernel=each.kernel, options={**each.options, **taken(each.kernel)}) for each in wanted]
+
+
+def _options_of(kernel: type[Kernel]) -> set[str]:
+    """Names of the options that a kernel takes."""
+    own = set(inspect.signature(kernel).parameters) - {"heads", "head_dim", "extras"}
+    return own | set(Extras.__annotations__)
 
 
 def label(kernel: Kernel, offered: Sequence[Candidate]) -> str:
@@ -54,12 +66,12 @@ def label(kernel: Kernel, offered: Sequence[Candidate]) -> str:
 def _resolved(candidate: Candidate, recipe: Recipe) -> Candidate:
     kernel = get_kernel(candidate.kernel)
     extras = {name: value for name in Extras.__annotations__ if (value := getattr(recipe, name)) is not None}
-    known = set(inspect.signature(kernel).parameters) - {"heads", "head_dim", "extras"}
+    known = _options_of(kernel)
     settings = {name: getattr(recipe, name) for name in _SETTINGS if name in known}
     options: dict[str, Any] = {**kernel.recommended, **extras, **settings, **candidate.options}
-    unknown = sorted(set(options) - known - set(Extras.__annotations__))
+    unknown = sorted(set(options) - known)
     if unknown:
-        choices = sorted(known | set(Extras.__annotations__))
+        choices = sorted(known)
         raise RecipeError(f"kernel '{kernel.name}' has no option '{unknown[0]}' ({nearest(unknown[0], choices)})")
     _check_types(kernel, options)
     try:

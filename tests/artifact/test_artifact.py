@@ -106,7 +106,7 @@ def test_a_kernel_that_answers_otherwise_is_found(artifact):
         (lambda m: m.update(future=1), "future"),
         (lambda m: m.pop("source"), "source"),
         (lambda m: m["sites"].append({**m["sites"][0], "name": "encoder.layer.5.attention"}), "is missing"),
-        (lambda m: m["sites"][0].update(options={"colour": 1}), "do not fit kernel 'latte'"),
+        (lambda m: m["sites"][0].update(options={"colour": 1}), "kernel 'latte' cannot be built"),
         (lambda m: m["source"].update(model_class="BertModel"), "the manifest says BertModel"),
     ],
     ids=["future", "unknown key", "lost key", "extra site", "bad options", "other class"],

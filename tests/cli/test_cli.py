@@ -187,9 +187,10 @@ def test_options_of_every_candidate(latte, tiny_dino, photos):
     assert code == 0
     assert report["recipe"]["options"] == {"window": 2, "far": "pooled"}
     assert len(report["converted"]) == 1
-    for site in report["sites"]:
-        assert site["fit"]["kernel"] == "near_far"
-        assert (site["fit"]["options"]["window"], site["fit"]["options"]["far"]) == (2, "pooled")
+    fits = [site["fit"] for site in report["sites"] if site["fit"]["kernel"] == "near_far"]
+    assert fits
+    for fit in fits:
+        assert (fit["options"]["window"], fit["options"]["far"]) == (2, "pooled")
 
 
 def test_a_budget_wins_over_another_in_the_file(latte, tiny_dino, photos, tmp_path):
