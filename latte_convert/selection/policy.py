@@ -10,7 +10,6 @@ from latte_convert.adapters.base import AttentionSite
 from latte_convert.errors import CheckpointError, RecipeError, nearest
 from latte_convert.recipe import DEFAULT_RATIO, Recipe
 from latte_convert.rewrite.plan import Plan
-from latte_convert.selection.budget import most_robust
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -106,27 +105,6 @@ def plan(sites: Sequence[AttentionSite], kernels: Mapping[str, str], recipe: Rec
         kept=tuple(site for site in sites if site.name not in kernels),
         kernels={site.name: kernels[site.name] for site in sites if site.name in kernels},
         min_tokens=recipe.min_tokens,
-    )
-
-
-def select(sites: Sequence[AttentionSite], scores: Mapping[str, float], recipe: Recipe) -> Plan:
-    """Convert the most robust eligible sites to the one kernel of the recipe.
-
-    Args:
-        sites: All sites, after ``restrict``.
-        scores: Sensitivity of each eligible site; a site with an infinite one is never chosen.
-        recipe: ``k``, or the ``ratio`` of eligible sites (all of them where neither decides), and the kernel.
-
-    Returns:
-        The plan. Equal scores go by the order of the module tree.
-
-    Raises:
-        RecipeError: ``k`` is more than there are eligible sites.
-    """
-    errors = {site.name: [scores[site.name]] for site in sites if site.eligible}
-    wanted = count(sites, recipe)
-    return plan(
-        sites, dict.fromkeys(most_robust(errors, len(errors) if wanted is None else wanted), recipe.kernel), recipe
     )
 
 

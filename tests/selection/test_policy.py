@@ -7,10 +7,19 @@ import pytest
 from latte_convert.adapters import AttentionSite
 from latte_convert.errors import CheckpointError, RecipeError
 from latte_convert.recipe import Recipe
-from latte_convert.selection.policy import count, matches, plan, restrict, select
+from latte_convert.selection.budget import most_robust
+from latte_convert.selection.policy import count, matches, plan, restrict
 
 SITES = [AttentionSite(f"encoder.layers.{i}.self_attn", "encoder", "self", False, 4, 16) for i in range(12)]
 SCORES = {site.name: float(abs(i - 5)) for i, site in enumerate(SITES)}
+
+
+def select(sites, scores, recipe):
+    """The plan of a recipe with one kernel and a number of sites."""
+    errors = {site.name: [scores[site.name]] for site in sites if site.eligible}
+    wanted = count(sites, recipe)
+    chosen = most_robust(errors, len(errors) if wanted is None else wanted)
+    return plan(sites, dict.fromkeys(chosen, recipe.kernel), recipe)
 
 
 @pytest.mark.parametrize(
