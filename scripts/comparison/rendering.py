@@ -28,7 +28,7 @@ def overview(results: dict[str, Any]) -> str:
     """Every kernel on every case with two thirds of the layers converted: FLOPs, fidelity, task metric."""
     cases = {name: rows_of(case, "main") for name, case in results["cases"].items()}
     cases = {name: rows for name, rows in cases.items() if rows}
-    at = {name: [row for row in rows if row["sites"] == levels(rows)[-2]] for name, rows in cases.items()}
+    at = {name: [row for row in rows if row["sites"] == levels(rows)[-2:][0]] for name, rows in cases.items()}
     heads = [f"{name}, {at[name][0]['sites']} of {at[name][0]['of']}" for name in cases]
     lines = [
         "Two thirds of the layers. In each cell: share of their exact FLOPs, cosine (of CLS / of patches), metric of "
