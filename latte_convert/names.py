@@ -17,10 +17,11 @@ def is_ours(key: str) -> bool:
     return len(parts) >= 3 and parts[-2] == ATTRIBUTE
 
 
-REPORTS = ("report.json", "bench.json", "eval*.json")
-"""What we measured, beside the checkpoint in an artifact: no part of it."""
+REPORT, BENCH, EVALUATIONS = "report.json", "bench.json", "eval*.json"
+"""What we measured, beside the checkpoint in an artifact: no part of it. ``latte eval --out DIR/eval-TASK.json`` writes
+the last."""
 
 
 def is_report(name: str) -> bool:
     """Whether a file of an artifact holds what was measured."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in REPORTS)
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in (REPORT, BENCH, EVALUATIONS))

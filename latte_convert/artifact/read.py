@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from latte_convert.adapters.resolve import resolve
 from latte_convert.artifact.manifest import Manifest
 from latte_convert.errors import CheckpointError, IntegrityError
-from latte_convert.names import is_ours
+from latte_convert.names import REPORT, is_ours
 from latte_convert.report.schema import Report
 
 
@@ -20,7 +20,7 @@ def read_report(directory: Path) -> Report | None:
     Raises:
         IntegrityError: It is damaged.
     """
-    path = directory / "report.json"
+    path = directory / REPORT
     try:
         return Report.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

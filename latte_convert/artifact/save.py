@@ -18,7 +18,7 @@ from latte_convert.artifact.manifest import CalibrationRecord, Manifest, SiteRec
 from latte_convert.artifact.probe import record_probe
 from latte_convert.artifact.tensors import digest, write_tensors
 from latte_convert.errors import CheckpointError
-from latte_convert.names import ATTRIBUTE, MANIFEST, is_ours
+from latte_convert.names import ATTRIBUTE, MANIFEST, REPORT, is_ours
 from latte_convert.report.html import write_html
 from latte_convert.runtime.device import library_versions, tool_version
 
@@ -56,7 +56,7 @@ def save_artifact(job: Job, plan: Plan, report: Report, out: Path, *, overwrite:
             weights = write_tensors({**originals, **ours}, directory, source.weights_stem)
             manifest = _manifest(job, plan, report, originals, [*sidecars, *weights], directory)
             write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
-            write_json(directory / "report.json", report.model_dump(mode="json"))
+            write_json(directory / REPORT, report.model_dump(mode="json"))
             write_html(report, directory / "report.html")
     return out
 

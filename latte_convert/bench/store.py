@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
-from typing import Any
 
 from latte_convert.artifact import probe as probes
-from latte_convert.artifact.files import write_json
 from latte_convert.artifact.load import open_artifact
 from latte_convert.artifact.manifest import Manifest, read_manifest
 from latte_convert.artifact.verify import verify
 from latte_convert.bench.result import BenchReport
-from latte_convert.errors import OutputError
-from latte_convert.names import MANIFEST
-
-BENCH = "bench.json"
+from latte_convert.names import BENCH, MANIFEST
+from latte_convert.report.write import write_document
 
 
 def write_min_tokens(directory: Path, min_tokens: int, *, trust_remote_code: bool = False) -> Manifest:
@@ -43,7 +37,7 @@ def write_min_tokens(directory: Path, min_tokens: int, *, trust_remote_code: boo
             _, output = probes.answer(artifact.model, probe.method, probe.inputs, probe.seed, probe.output)
         probe = probe.model_copy(update={"values": probes.sample_values(output)})
         manifest = manifest.model_copy(update={"probe": probe})
-    _replace(directory / MANIFEST, manifest.model_dump(mode="json"))
+    write_document(manifest.model_dump(mode="json"), directory / MANIFEST)
     return manifest
 
 
@@ -54,20 +48,5 @@ def save_report(directory: Path, report: BenchReport) -> Path:
         OutputError: It cannot be written.
     """
     path = directory / BENCH
-    _replace(path, report.model_dump(mode="json"))
+    write_document(report.model_dump(mode="json"), path)
     return path
-
-
-def _replace(path: Path, content: Any) -> None:
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        temporary = Path(name)
-        try:
-            write_json(temporary, content)
-            temporary.chmod(path.stat().st_mode if path.exists() else 0o644)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(f"{path} was not written: {error.strerror or error}.") from error

@@ -11,13 +11,11 @@ from pydantic import BaseModel, ValidationError
 from latte_convert.bench.result import BenchReport
 from latte_convert.errors import InputError
 from latte_convert.evaluation.result import EvalReport
+from latte_convert.names import BENCH, EVALUATIONS, REPORT
 from latte_convert.report.schema import Report
 
 _M = TypeVar("_M", bound=BaseModel)
 _A = TypeVar("_A", BenchReport, EvalReport)
-
-REPORT, BENCH, EVALUATIONS = "report.json", "bench.json", "eval*.json"
-"""The files of an artifact that a report is made of; ``latte eval --out DIR/eval-TASK.json`` writes the last."""
 
 
 def read_report(path: Path) -> Report:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,24 +14,6 @@ from latte_convert.artifact.manifest import read_manifest
 from latte_convert.artifact.verify import verify
 from latte_convert.bench import run as bench_run
 from latte_convert.bench.result import BenchReport, Crossover
-from latte_convert.cli.app import main
-
-
-@pytest.fixture
-def latte(monkeypatch, capsys):
-    """Run the command line in this process: ``latte(*args) -> (exit code, stdout, stderr)``."""
-
-    def run(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["latte", *map(str, args)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,6 @@ import pytest
 import torch
 import transformers
 
-from latte_convert.cli.app import main
-
 
 @pytest.fixture(scope="module")
 def photos(shared_data: Path, tmp_path_factory) -> Path:
@@ -26,23 +24,6 @@ def photos(shared_data: Path, tmp_path_factory) -> Path:
     for path in sorted((shared_data / "coco_val128" / "images").iterdir())[:8]:
         shutil.copy(path, folder)
     return folder
-
-
-@pytest.fixture
-def latte(monkeypatch, capsys):
-    """Run the command line in this process: ``latte(*args) -> (exit code, stdout, stderr)``."""
-
-    def run(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["latte", *map(str, args)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,25 +10,7 @@ import pytest
 from PIL import Image
 
 import latte_convert
-from latte_convert.cli.app import main
 from latte_convert.evaluation.result import EvalReport
-
-
-@pytest.fixture
-def latte(monkeypatch, capsys):
-    """Run the command line in this process: ``latte(*args) -> (exit code, stdout, stderr)``."""
-
-    def run(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["latte", *map(str, args)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.fixture(scope="module")
