@@ -18,7 +18,7 @@ AUTO = (
     Candidate(kernel="near_far", options={"window": 4, "halo": 1, "clusters": 32, "steps": 2}),
     Candidate(kernel="near_far", options={"window": 4, "halo": 2, "clusters": 64, "steps": 2}),
     Candidate(kernel="near_far", options={"window": 8, "halo": 2, "clusters": 128, "steps": 2}),
-    Candidate(kernel="near_far", options={"window": 8, "halo": 4, "clusters": 256, "steps": 2}),
+    Candidate(kernel="near_far", options={"window": 8, "halo": 2, "clusters": 256, "steps": 2, "views": 8}),
 )
 """What ``kernel: auto`` chooses from, from cheap to faithful; latte is the only one for causal sites."""
 

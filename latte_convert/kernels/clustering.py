@@ -1,8 +1,7 @@
-"""Clusters of the keys of each head, as an average query tells them apart; see ``near_far``."""
+"""k-means on the tokens of each head, and what it needs; see ``near_far``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
 
 import torch
@@ -13,27 +12,6 @@ from torch.nn import functional as F
 BLOCK = 2**19
 # Tokens whose mean and spread stand for those of all.
 SAMPLE = 512
-
-
-@dataclass(frozen=True)
-class Clusters:
-    """A partition of the ``n`` keys of ``G`` heads into at most ``c`` clusters.
-
-    Attributes:
-        assign: ``(G, n)``, int64: the cluster of each key.
-        weight: ``(G, n)``: ``exp(u_j - top)`` of each key, in (0, 1]; 0 for a key that is not seen.
-        top: ``(G, c)``: largest ``u_j`` in each cluster.
-        mass: ``(G, c)``: sum of the weights in each cluster; 0 if it is empty, else at least 1.
-        key: ``(G, c, d)``: weighted mean of the keys.
-        value: ``(G, c, dv)``: weighted mean of the values.
-    """
-
-    assign: Tensor
-    weight: Tensor
-    top: Tensor
-    mass: Tensor
-    key: Tensor
-    value: Tensor
 
 
 def block_size(like: Tensor) -> int:
@@ -57,13 +35,9 @@ def grid_cells(grid: tuple[int, int], clusters: int, device: torch.device) -> Te
     return (row[:, None] * columns + column).flatten()
 
 
-def cluster_products(queries: int, keys: int, count: int, steps: int, head_dim: int) -> int:
-    """Multiply-adds of the matmuls in ``moments``, ``cluster`` and the bias of its clusters, for one head."""
-    asked, seen = len(_sample(queries)), len(_sample(keys))
-    products = (2 * asked + keys + count) * head_dim  # moments, u_j, and <centre, key> of clusters
-    if steps:
-        products += 2 * seen * head_dim + steps * keys * count * assignment_channels(head_dim)
-    return products
+def sample_size(tokens: int) -> int:
+    """Number of tokens whose mean and spread stand for those of all."""
+    return len(_sample(tokens))
 
 
 def _sample(tokens: int) -> range:
@@ -94,56 +68,55 @@ def _moments(tokens: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (weight @ (tokens - mean).square()).sqrt()
 
 
-def cluster(
-    key: Tensor,
-    value: Tensor,
-    centre: Tensor,
-    spread: Tensor,
-    *,
-    grid: tuple[int, int],
-    clusters: int,
-    steps: int,
-    seen: Tensor | None = None,
-) -> Clusters:
-    """Cluster keys: cells of the grid, then steps of k-means.
-
-    A key weighs ``exp(u_j)``, ``u_j = <centre, k_j>``: as much as the mean query attends to it. Distance is
-    ``sum_ch spread_ch²·(k_ch - c_ch)²``, the mean square error of the logits were the channels of the queries
-    uncorrelated, over the channels where it varies most.
+def kmeans(features: Tensor, pull: Tensor, assign: Tensor, count: int, steps: int) -> Tensor:
+    """Steps of k-means: each token goes to the nearest mean of those that a step before were together.
 
     Args:
-        key: ``(G, n, d)``; ``n`` is ``h·w``.
-        value: ``(G, n, dv)``.
-        centre: ``(G, 1, d)``, mean of the queries times the scale of the logits.
-        spread: ``(G, 1, d)``, standard deviation of the queries' channels.
-        grid: ``(h, w)`` of the keys; ``(n, 1)`` for a sequence.
-        clusters: Largest number of clusters.
-        steps: Steps of k-means; without any, the clusters are the cells.
-        seen: bool ``(G, n)``, True where a key counts; None if all do.
+        features: ``(G, n, r)``, from ``features_of``: distances are Euclidean in them.
+        pull: ``(G, n)``, logarithm of each token's weight in the means; -inf for one that does not count.
+        assign: ``(G, n)``, int64: the cluster that each token begins in.
+        count: Number of clusters.
+        steps: Number of steps.
+
+    Returns:
+        ``(G, n)``, int64; no token is in a cluster that was empty.
     """
-    pull = (key @ centre.mT).squeeze(-1)
-    if seen is not None:
-        pull = pull.masked_fill(~seen, float("-inf"))
-    rows, columns = cell_counts(grid, clusters)
-    count = rows * columns
-    assign = grid_cells(grid, clusters, key.device).expand(key.shape[:2])
-    with torch.no_grad():
-        if steps:
-            features = _features(key, pull, spread)
-        for _ in range(steps):
-            weight, _, mass = _weigh(pull, assign, count)
-            means = _sums(weight[..., None] * features, assign, count) / _divisor(mass)
-            assign = _nearest(features, means, mass)
-    weight, top, mass = _weigh(pull, assign, count)
-    share = weight[..., None]
-    return Clusters(
-        assign=assign,
-        weight=weight,
-        top=top,
-        mass=mass,
-        key=_sums(share * key, assign, count) / _divisor(mass),
-        value=_sums(share * value, assign, count) / _divisor(mass),
+    for _ in range(steps):
+        means, _, mass = cluster_means(features, pull[:, None], assign, count)
+        assign = nearest(features, means[:, 0], mass[:, 0])
+    return assign
+
+
+def cluster_means(tokens: Tensor, pull: Tensor, assign: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Means of each cluster's tokens with weights ``exp(pull)``, for ``V`` sets of weights.
+
+    Args:
+        tokens: ``(G, n, d)``.
+        pull: ``(G, V, n)``; -inf for a token that does not count.
+        assign: ``(G, n)``, int64.
+        count: Number of clusters.
+
+    Returns:
+        Means ``(G, V, count, d)``; and, as ``(G, V, count)``, the largest ``pull`` in each cluster and its mass, the
+        sum of the weights relative to that: at least 1, and 0 for a cluster without tokens.
+    """
+    heads, views, size = pull.shape
+    members = assign[:, None].expand(-1, views, -1).reshape(heads * views, size)
+    weight, top, mass = weigh(pull.flatten(0, 1), members, count)
+    weight = (weight / mass.masked_fill(mass == 0, 1).gather(1, members)).reshape(heads, views, size)
+    order = assign.argsort(dim=1, stable=True)
+    head = torch.arange(heads, device=assign.device)
+    begins = torch.searchsorted(assign.gather(1, order), torch.arange(count, device=assign.device).repeat(heads, 1))
+    # Bags of rows that are next to each other in the order: sums in one pass, no product of rows and weights stored.
+    means = F.embedding_bag(
+        (order + size * head[:, None])[:, None].expand(-1, views, -1).flatten(),
+        tokens.flatten(0, 1),
+        (begins[:, None] + size * torch.arange(heads * views, device=assign.device).reshape(heads, views, 1)).flatten(),
+        mode="sum",
+        per_sample_weights=weight.gather(2, order[:, None].expand(-1, views, -1)).flatten(),
     )
+    top, mass = (x.reshape(heads, views, count) for x in (top, mass))
+    return means.reshape(heads, views, count, -1), top, mass
 
 
 def sums_by(index: Tensor, values: Tensor, bins: int) -> Tensor:
@@ -161,19 +134,18 @@ def _sums(values: Tensor, assign: Tensor, count: int) -> Tensor:
     return sums_by(index.flatten(), values.flatten(0, 1), heads * count).reshape(heads, count, *values.shape[2:])
 
 
-def _weigh(pull: Tensor, assign: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``weight``, ``top`` and ``mass`` of ``Clusters``; relative to each cluster's own top, nothing underflows."""
+def weigh(pull: Tensor, assign: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight of each token, and the largest ``pull`` and the sum of weights of each cluster, of ``(G, n)``.
+
+    Weights are relative to the largest in the token's own cluster: nothing underflows, and the sum is at least 1.
+    """
     floor = pull.new_full((len(pull), count), torch.finfo(pull.dtype).min)
     top = floor.scatter_reduce(1, assign, pull.detach(), "amax")
     weight = (pull - top.gather(1, assign)).exp()
     return weight, top, _sums(weight, assign, count)
 
 
-def _divisor(mass: Tensor) -> Tensor:
-    return mass.masked_fill(mass == 0, 1)[..., None]
-
-
-def _features(key: Tensor, pull: Tensor, spread: Tensor) -> Tensor:
+def features_of(key: Tensor, pull: Tensor, spread: Tensor) -> Tensor:
     """The channels of the keys that move the logits most, times how far queries differ there, ``(G, n, r)``."""
     step = _sample(key.shape[1]).step
     weight = pull[:, ::step].softmax(-1).nan_to_num(0)[:, None]
@@ -182,7 +154,7 @@ def _features(key: Tensor, pull: Tensor, spread: Tensor) -> Tensor:
     return key.gather(2, channels.expand(-1, key.shape[1], -1)) * spread.gather(2, channels)
 
 
-def _nearest(features: Tensor, means: Tensor, mass: Tensor) -> Tensor:
+def nearest(features: Tensor, means: Tensor, mass: Tensor) -> Tensor:
     """The cluster with the nearest mean, ``(G, n)``; never one that is empty."""
     offset = (-0.5 * means.square().sum(-1)).masked_fill(mass == 0, torch.finfo(means.dtype).min)[..., None]
     heads, count, _ = offset.shape

@@ -1,117 +1,167 @@
-"""The columns that a window of queries sees: those of its region, and those of the prefix and the clusters."""
+"""Attention to the near field, window by window, to the far field, view by view, and both under one softmax."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from latte_convert.kernels.clustering import Clusters, block_size, sums_by
+from latte_convert.kernels.clustering import block_size, sums_by
+from latte_convert.kernels.near_far_summary import Summary, in_order, lowest
 from latte_convert.kernels.near_far_windows import Tiling
 
 
-class Field(NamedTuple):
-    """Keys and values, ``(G, n, ·)``, and what is added to their logits, ``(G, windows or 1, n)``."""
+class Attended(NamedTuple):
+    """Attention to some of the keys.
+
+    Attributes:
+        out: ``(G, Nq, dv)``.
+        total: ``(G, Nq, 1)``: logarithm of the sum of the exponentials of the logits.
+    """
+
+    out: Tensor
+    total: Tensor
+
+
+class Far(NamedTuple):
+    """Columns of the prefix and of the clusters, ``c`` together.
+
+    Attributes:
+        key: ``(G, V, c, d)``, as each view sees them.
+        value: ``(G, V, c, dv)``.
+        level: ``(G, V, c)``: added to their logits.
+        left: ``(G, windows, c)``: logarithm of what is left of them outside the region of a window; None if all is.
+    """
 
     key: Tensor
     value: Tensor
-    bias: Tensor
+    level: Tensor
+    left: Tensor | None
 
 
-def _lowest(like: Tensor) -> float:
-    """A stand-in for -inf that stays finite when a logit is added."""
-    return torch.finfo(like.dtype).min / 2
-
-
-def far_bias(far: Clusters, centre: Tensor, tiling: Tiling | None, seen: Tensor | None, prefix: int) -> Tensor:
-    """Bias of the prefix keys and of the clusters less a window's own members, ``(G, windows or 1, p + c)``."""
-    mass = far.mass[:, None]
-    if tiling is not None:
-        mass = mass - _own_mass(far, tiling)
-    # What remains of a cluster that lies in the window is rounding.
-    none = mass <= 64 * torch.finfo(mass.dtype).eps * far.mass[:, None]
-    level = far.top - (far.key @ centre.mT).squeeze(-1)
-    bias = (mass.masked_fill(none, 1).log() + level[:, None]).masked_fill(none, _lowest(mass))
-    first = bias.new_zeros(*bias.shape[:2], prefix)
+def far_columns(summary: Summary, key: Tensor, value: Tensor, seen: Tensor | None, tiling: Tiling | None) -> Far:
+    """The columns that are not of a region; key, value, ``(G, p, ·)``, and ``seen`` are those of the prefix."""
+    heads, views, _, _ = summary.key.shape
+    level = key.new_zeros(heads, key.shape[1])
     if seen is not None:
-        first = first.masked_fill(~seen[:, None, :prefix], _lowest(mass))
-    return torch.cat([first, bias], dim=-1)
+        level = level.masked_fill(~seen, lowest(level))
+    left = None
+    if tiling is not None:
+        left = _left(summary, tiling)
+        left = torch.cat([left.new_zeros(*left.shape[:2], key.shape[1]), left], dim=-1)
+    return Far(
+        torch.cat([key[:, None].expand(-1, views, -1, -1), summary.key], dim=2),
+        torch.cat([value[:, None].expand(-1, views, -1, -1), summary.value], dim=2),
+        torch.cat([level[:, None].expand(-1, views, -1), summary.level], dim=2),
+        left,
+    )
 
 
-def _own_mass(far: Clusters, tiling: Tiling) -> Tensor:
-    """Mass of each cluster's members in the region of each window, ``(G, windows, c)``."""
-    heads, count = far.mass.shape
+def _left(summary: Summary, tiling: Tiling) -> Tensor:
+    """Logarithm of the share of each cluster's mass outside the region of each window, ``(G, windows, c)``."""
+    heads, count = summary.mass.shape
     bins = heads * tiling.number
-    assign = tiling.regions(far.assign[..., None]).reshape(bins, -1)
-    weight = tiling.regions(far.weight[..., None]).reshape(-1)
+    assign = tiling.regions(summary.assign[..., None]).reshape(bins, -1)
+    weight = tiling.regions(summary.weight[..., None]).reshape(-1)
     index = assign + count * torch.arange(bins, device=assign.device)[:, None]
-    return sums_by(index.flatten(), weight, bins * count).reshape(heads, tiling.number, count)
+    inside = sums_by(index.flatten(), weight, bins * count).reshape(heads, tiling.number, count)
+    mass = summary.mass.masked_fill(summary.mass == 0, 1)[:, None]
+    share = 1 - inside / mass
+    none = share <= 64 * torch.finfo(share.dtype).eps  # what remains of a cluster in the region is rounding
+    return share.masked_fill(none, 1).log().masked_fill(none, lowest(share))
 
 
-def attend(query: Tensor, far: Field, scale: float) -> Tensor:
-    """Softmax attention to columns that all queries share, ``(G, n, dv)``."""
-    return F.scaled_dot_product_attention(query, far.key, far.value, attn_mask=far.bias, scale=scale)
+def attend_far(query: Tensor, order: Tensor, far: Far, tiling: Tiling | None, scale: float) -> Attended:
+    """Attention of ``(G, Nq, d)`` to the far columns, in views of ``order``, ``(G, V, m)``."""
+    heads, queries, _ = query.shape
+    views, size = order.shape[1:]
+    rows, back = in_order(query, order)
+    rows, key, value, level = (x.flatten(0, 1) for x in (rows, far.key, far.value, far.level[:, :, None]))
+    if far.left is not None and tiling is not None:
+        window = tiling.window_of(query.device)[order.clamp_max(queries - 1)]
+        window = (window + tiling.number * torch.arange(heads, device=query.device)[:, None, None]).flatten(0, 1)
+    parts = []
+    columns = key.shape[1]
+    step, most = (max(1, block_size(query) // each) for each in (size * columns, columns))
+    for first, top in product(range(0, heads * views, step), range(0, size, most)):
+        some, strip = slice(first, first + step), slice(top, top + most)
+        added = level[some]
+        if far.left is not None:
+            inside = window[some, strip]
+            left = far.left.flatten(0, 1).index_select(0, inside.flatten())
+            added = added + left.reshape(*inside.shape, columns)
+        found = _attend(rows[some, strip], key[some], value[some], added, scale)
+        parts.append([x.flatten(0, 1) for x in found])
+    back = back + views * size * torch.arange(heads, device=query.device)[:, None]
+    whole = (torch.cat(x).index_select(0, back.flatten()) for x in zip(*parts, strict=True))
+    return Attended(*(x.reshape(heads, queries, -1) for x in whole))
 
 
-def attend_windows(
-    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, far: Field, tiling: Tiling, scale: float
-) -> Iterator[Tensor]:
-    """Softmax attention of each window to its region and the far field, some heads or rows of windows at a time.
-
-    The columns of a window are copied side by side, so that one product and one softmax see them all.
+def attend_near(
+    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, tiling: Tiling, scale: float
+) -> Attended:
+    """Attention of each window to its region, some heads or rows of windows at a time.
 
     Args:
         query: ``(G, n, d)``.
         key: ``(G, n, d)``, of the same tokens.
         value: ``(G, n, dv)``.
         seen: bool ``(G, n)``, True where a key may be attended to; None if all may.
-        far: The columns besides those of the region.
         tiling: The windows.
         scale: Factor on the logits.
-
-    Yields:
-        ``(·, dv)``, which together are the ``G·n`` tokens in their order.
     """
-    hidden = _hidden(key, seen, tiling).expand(len(key), -1, -1, -1)
-    bias = far.bias.reshape(len(key), *tiling.counts, -1)
-    row = tiling.counts[1] * (tiling.region_tokens + far.key.shape[1]) * max(key.shape[2], value.shape[2])
+    hidden = _hidden(key, seen, tiling)
+    outs, totals = [], []
+    for some, strip in _strips(key, value, tiling):
+        windows, keys, values = (
+            x.flatten(0, 2).flatten(1, 2)
+            for x in (tiling.windows(query[some], strip), *(tiling.regions(x[some], strip) for x in (key, value)))
+        )
+        added = hidden[some if seen is not None else slice(None), strip.start : strip.stop]
+        added = added.expand(query[some].shape[0], -1, -1, -1).flatten(0, 2)[:, None]
+        out, total = _attend(windows, keys, values, added, scale)
+        outs.append(tiling.merge(out, strip).flatten(0, 1))
+        totals.append(tiling.merge(total, strip).flatten(0, 1))
+    return Attended(*(torch.cat(x).reshape(*query.shape[:2], -1) for x in (outs, totals)))
+
+
+def _strips(key: Tensor, value: Tensor, tiling: Tiling) -> Iterator[tuple[slice, range]]:
+    """Heads, and rows of windows, whose regions fill a block."""
+    row = tiling.counts[1] * tiling.region_tokens * max(key.shape[2], value.shape[2])
     heads = max(1, block_size(key) // (row * tiling.counts[0]))
     rows = max(1, block_size(key) // row)
     for first, top in product(range(0, len(key), heads), range(0, tiling.counts[0], rows)):
-        some, strip = slice(first, first + heads), range(tiling.counts[0])[top : top + rows]
-        windows = tiling.windows(query[some], strip)
-        added = torch.cat([part[some, top : top + rows] for part in (hidden, bias)], dim=-1).flatten(0, 2)[:, None]
-        columns = _columns(tiling.regions(key[some], strip), far.key[some])
-        weights = torch.baddbmm(added, windows.flatten(0, 2).flatten(1, 2), columns.mT, alpha=scale).softmax(-1)
-        columns = _columns(tiling.regions(value[some], strip), far.value[some])
-        yield tiling.merge((weights @ columns).reshape(*windows.shape[:-1], -1), top).flatten(0, 1)
+        yield slice(first, first + heads), range(tiling.counts[0])[top : top + rows]
 
 
 def _hidden(key: Tensor, seen: Tensor | None, tiling: Tiling) -> Tensor:
     """What is added to the logits of a region, ``(G or 1, *counts, n)``: 0, and the lowest where there is no key."""
     inside = key.new_ones(1, key.shape[1], 1) if seen is None else seen[..., None].to(key.dtype)
-    return (1 - tiling.regions(inside).flatten(3)) * _lowest(key)
+    return (1 - tiling.regions(inside).flatten(3)) * lowest(key)
 
 
-def _columns(regions: Tensor, far: Tensor) -> Tensor:
-    """The tokens of each region, then the far ones: ``(windows of all heads, n, c)``."""
-    near = regions.shape[3] * regions.shape[4]
-    columns = regions.new_empty(*regions.shape[:3], near + far.shape[1], far.shape[2])
-    columns[..., :near, :].view(regions.shape).copy_(regions)
-    columns[..., near:, :] = far[:, None, None]
-    return columns.flatten(0, 2)
+def _attend(query: Tensor, key: Tensor, value: Tensor, added: Tensor, scale: float) -> Attended:
+    """Softmax attention of ``(·, n, d)`` to ``(·, c, d)`` with ``(·, n or 1, c)`` added to the logits."""
+    if _fused(query, value):
+        added = added[:, None].expand(-1, -1, query.shape[1], -1)
+        heads = (x[:, None] for x in (query, key, value))
+        out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*heads, attn_mask=added, scale=scale)
+        return Attended(out[:, 0], total.reshape(*query.shape[:2], 1))
+    logits = torch.baddbmm(added, query, key.mT, alpha=scale)
+    weights = logits.softmax(-1)
+    # The largest weight is exp(largest logit - total). It is at least 1/c, so its logarithm is safe.
+    return Attended(weights @ value, logits.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log())
 
 
-def stack(parts: Iterable[Tensor], out: Tensor) -> Tensor:
-    """All parts in one tensor, ``out`` without gradients: then no part lives longer than the next one takes."""
-    if torch.is_grad_enabled():
-        return torch.cat(list(parts)).to(out.dtype)
-    first = 0
-    for part in parts:
-        out[first : first + len(part)] = part
-        first += len(part)
-    return out
+def _fused(query: Tensor, value: Tensor) -> bool:
+    """Whether PyTorch has a fused attention that tells the logarithm of the denominators: on a CPU, in inference."""
+    plain = query.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.is_grad_enabled()
+    return plain and query.shape[2] == value.shape[2]
+
+
+def merge(near: Attended, far: Attended) -> Tensor:
+    """Attention to the keys of both, ``(G, Nq, dv)``."""
+    return torch.lerp(far.out, near.out, (near.total - far.total).sigmoid())

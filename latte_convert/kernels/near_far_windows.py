@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -33,10 +34,11 @@ class Tiling:
     def of(cls, grid: tuple[int, int] | None, tokens: int, window: int, halo: int) -> Tiling:
         """Windows of at most ``window`` tokens along a side, as equal as can be.
 
-        A sequence, ``grid`` None, is a column whose windows hold ``window²`` tokens, as many as those of a grid, and
-        have halos of ``halo·window``.
+        A sequence, ``grid`` None, is a column whose windows and regions hold as many tokens as those of a grid:
+        ``window²``, and ``2·halo·(window + halo)`` more on each side.
         """
-        sides, halos = ((window, window), (halo, halo)) if grid else ((window**2, 1), (halo * window, 0))
+        around = 2 * halo * (window + halo)
+        sides, halos = ((window, window), (halo, halo)) if grid else ((window**2, 1), (around, 0))
         grid = grid or (tokens, 1)
         counts = ceil(grid[0] / sides[0]), ceil(grid[1] / sides[1])
         return cls(
@@ -61,6 +63,12 @@ class Tiling:
         """Tokens of a region, places over the edge included."""
         return (self.window[0] + 2 * self.halo[0]) * (self.window[1] + 2 * self.halo[1])
 
+    def window_of(self, device: torch.device) -> Tensor:
+        """Number of the window that each token lies in, ``(h·w,)``."""
+        row = torch.arange(self.grid[0], device=device) // self.window[0]
+        column = torch.arange(self.grid[1], device=device) // self.window[1]
+        return (row[:, None] * self.counts[1] + column).flatten()
+
     def windows(self, tokens: Tensor, rows: range | None = None) -> Tensor:
         """``(G, h·w, c)`` to ``(G, *counts, h, w, c)`` of all windows or of some rows, zeros over the edge."""
         return self._spans(tokens, rows or range(self.counts[0]), (0, 0))
@@ -79,11 +87,13 @@ class Tiling:
         spans = padded.unfold(1, height + 2 * above, height).unfold(2, width + 2 * left, width)
         return spans.permute(0, 1, 2, 4, 5, 3)
 
-    def merge(self, windows: Tensor, first: int = 0) -> Tensor:
-        """The inverse of ``windows``; the tokens of some rows of windows, which begin with ``first``."""
-        heads, rows, columns, height, width, channels = windows.shape
-        padded = windows.transpose(2, 3).reshape(heads, rows * height, columns * width, channels)
-        return padded[:, : self.grid[0] - first * height, : self.grid[1]].flatten(1, 2)
+    def merge(self, windows: Tensor, rows: range | None = None) -> Tensor:
+        """The inverse of ``windows``, from ``(G·number, h·w, c)``; the tokens of all rows of windows or of some."""
+        rows = rows or range(self.counts[0])
+        (height, width), channels = self.window, windows.shape[-1]
+        split = windows.reshape(-1, len(rows), self.counts[1], height, width, channels)
+        padded = split.transpose(2, 3).reshape(len(split), len(rows) * height, self.counts[1] * width, channels)
+        return padded[:, : self.grid[0] - rows.start * height, : self.grid[1]].flatten(1, 2)
 
 
 class Places(NamedTuple):

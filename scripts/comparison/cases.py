@@ -258,7 +258,7 @@ def tiny_clip(_models: Path, _data: Path, quick: bool) -> Case:
 
 
 CASES: dict[str, Callable[[Path, Path, bool], Case]] = {
-    "dinov2-392": dinov2(392, 24),
+    "dinov2-392": dinov2(392, 32),
     "dinov2-518": dinov2(518, 12),
     "minilm": minilm,
     "whisper": whisper,

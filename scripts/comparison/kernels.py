@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,8 +56,9 @@ def everything() -> dict[str, Any]:
 RIVALS = ("qt_vit", "elu", "relu", "performer")
 """Linear kernels of the cost of latte, the ones it has to beat."""
 
-NEAR_FAR = ((2, 1, 32, 3), (2, 1, 20, 3), (2, 1, 10, 2), (4, 2, 10, 2), (8, 2, 8, 2))
+NEAR_FAR = ((2, 1, 32, 3), (2, 1, 20, 3), (2, 1, 10, 2), (4, 2, 10, 2), (8, 2, 8, 2), (8, 2, 4, 2))
 """Window, halo, far keys as one of this many tokens, and steps of k-means: from cheap to faithful."""
+VIEWS = (1, 8)
 
 _BASE = only("exact_prefix", "sigma")
 _PER_HEAD = {"granularity": "head"}
@@ -71,9 +73,10 @@ def _main() -> Iterator[Entry]:
     yield Entry("fitted", "fitted", only("exact_prefix", "key_shift", "output_map"))
     for steps in (1, 2):
         yield Entry(f"monarch, {steps} step{'s' * (steps > 1)}", "monarch", {"steps": steps, **only("exact_prefix")})
-    for window, halo, share, steps in NEAR_FAR:
-        options = {"window": window, "halo": halo, "steps": steps}
-        yield Entry(f"near_far {window}/{halo}, 1/{share}, {steps} steps", "near_far", options, share=share)
+    for (window, halo, share, steps), views in product(NEAR_FAR, VIEWS):
+        options = {"window": window, "halo": halo, "steps": steps, "views": views}
+        label = f"near_far {window}/{halo}, 1/{share}, {steps} steps" + (f", {views} views" if views > 1 else "")
+        yield Entry(label, "near_far", options, share=share)
     for window, halo, far in ((2, 1, "pooled"), (0, 0, "clustered"), (0, 0, "pooled")):
         options = {"window": window, "halo": halo, "far": far}
         yield Entry(f"near_far {window}/{halo}, 1/10, {far}", "near_far", options, share=10)

@@ -17,24 +17,27 @@ from latte_convert.bench.flops import measured_flops
 from latte_convert.errors import UsageError
 from latte_convert.kernels.clustering import cell_counts, grid_cells, sums_by
 from latte_convert.kernels.cost import CallShape, softmax_flops
-from latte_convert.kernels.near_far import NearFarKernel, assign_keys, near_far_attention
-from latte_convert.kernels.near_far_windows import Tiling
-from latte_convert.kernels.reference.near_far import assign_reference, near_far_reference, region
+from latte_convert.kernels.near_far import NearFarKernel, near_far_attention
+from latte_convert.kernels.near_far_summary import TURNS, summarise
+from latte_convert.kernels.near_far_windows import Places, Tiling
+from latte_convert.kernels.reference.near_far import assign_reference, near_far_reference, region, views_reference
 from latte_convert.kernels.reference.softmax import softmax_reference
 
 HEADS, DIM, SCALE = 2, 20, 0.4
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-CASES = [  # prefix, grid or length, window, halo, clusters, steps
-    (1, (6, 6), 2, 1, 9, 1),
-    (0, (5, 7), 3, 1, 6, 2),
-    (3, (7, 4), 2, 2, 4, 1),
-    (2, (1, 23), 3, 0, 5, 1),
-    (0, 37, 2, 1, 7, 3),
-    (1, 30, 0, 0, 8, 1),
-    (0, (6, 5), 0, 0, 5, 0),
-    (1, (6, 6), 2, 1, 9, 0),
-    (5, 3, 1, 1, 2, 1),
-    (0, (4, 4), 9, 4, 4, 1),
+CASES = [  # prefix, grid or length, window, halo, clusters, steps, views
+    (1, (6, 6), 2, 1, 9, 1, 1),
+    (1, (6, 6), 2, 1, 9, 1, 4),
+    (0, (5, 7), 3, 1, 6, 2, 2),
+    (3, (7, 4), 2, 2, 4, 1, 8),
+    (2, (1, 23), 3, 0, 5, 1, 1),
+    (0, 37, 2, 1, 7, 3, 1),
+    (0, 37, 2, 1, 7, 2, 4),
+    (1, 30, 0, 0, 8, 1, 2),
+    (0, (6, 5), 0, 0, 5, 0, 1),
+    (1, (6, 6), 2, 1, 9, 0, 2),
+    (5, 3, 1, 1, 2, 1, 8),
+    (0, (4, 4), 9, 4, 4, 1, 1),
 ]
 
 
@@ -68,6 +71,20 @@ def some_mask(keys: int) -> Tensor:
     return mask
 
 
+def parts(query: Tensor, key: Tensor, *, mask: Tensor | None = None, **call: Any) -> dict[str, Tensor]:
+    """The cluster of each key and the view of each query, as the kernel has them."""
+    prefix, options = call.get("prefix", 0), {name: call[name] for name in ("scale", "clusters", "steps", "views")}
+    places = Places.of(query.shape[2], key.shape[2], prefix, call.get("grid"), call.get("aligned", True))
+    seen = None if mask is None else mask[:, prefix:].repeat_interleave(HEADS, dim=0)
+    q, k = query.detach().flatten(0, 1), key.detach()[:, :, prefix:].flatten(0, 1)
+    found = summarise(q, k, k, places, seen=seen, **options)
+    view = torch.zeros(len(q), found.order.shape[1:].numel(), dtype=torch.long)
+    for number in range(found.order.shape[1]):
+        view.scatter_(1, found.order[:, number], number)
+    view = view[:, : query.shape[2]].reshape(query.shape[:3])
+    return {"assign": found.assign.reshape(*key.shape[:2], -1), "view": view}
+
+
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     assert actual.shape == expected.shape
     assert actual.dtype == expected.dtype
@@ -80,15 +97,15 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_and_gradients_equal_the_reference(case: tuple[Any, ...], masked: bool) -> None:
-    prefix, grid, window, halo, clusters, steps = case
+    prefix, grid, window, halo, clusters, steps, views = case
     count = size_of(grid)
     inputs = [t.requires_grad_() for t in tokens(count, prefix + count, value_dim=6)]
     mask = some_mask(prefix + count) if masked else None
     grid = None if isinstance(grid, int) else grid
     call = {"scale": SCALE, "prefix": prefix, "grid": grid, "mask": mask}
-    assign = assign_keys(*inputs[:2], clusters=clusters, steps=steps, **call)
-    actual = near_far_attention(*inputs, window=window, halo=halo, clusters=clusters, steps=steps, **call)
-    expected = near_far_reference(*inputs, assign=assign, window=window, halo=halo, **call)
+    far = {"clusters": clusters, "steps": steps, "views": views}
+    actual = near_far_attention(*inputs, window=window, halo=halo, **far, **call)
+    expected = near_far_reference(*inputs, **parts(*inputs[:2], **far, **call), window=window, halo=halo, **call)
     assert_close(actual, expected, 1e-9)
     upstream = torch.randn_like(expected)
     gradients = (torch.autograd.grad(out, inputs, upstream) for out in (actual, expected))
@@ -98,14 +115,16 @@ def test_outputs_and_gradients_equal_the_reference(case: tuple[Any, ...], masked
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_keys_are_assigned_as_the_reference_does(case: tuple[Any, ...], masked: bool) -> None:
-    prefix, grid, _, _, clusters, steps = case
+def test_keys_and_queries_are_divided_as_the_reference_does(case: tuple[Any, ...], masked: bool) -> None:
+    prefix, grid, _, _, clusters, steps, views = case
     count = size_of(grid)
     query, key, _ = tokens(count, prefix + count)
     mask = some_mask(prefix + count) if masked else None
     grid = None if isinstance(grid, int) else grid
-    actual = assign_keys(query, key, scale=SCALE, prefix=prefix, grid=grid, clusters=clusters, steps=steps, mask=mask)
-    expected = assign_reference(
+    call = {"scale": SCALE, "prefix": prefix, "grid": grid, "mask": mask}
+    actual = parts(query, key, clusters=clusters, steps=steps, views=views, **call)
+    inner = None if mask is None else mask[:, prefix:]
+    assign = assign_reference(
         query,
         key[:, :, prefix:],
         scale=SCALE,
@@ -113,10 +132,13 @@ def test_keys_are_assigned_as_the_reference_does(case: tuple[Any, ...], masked: 
         cells=cell_counts(grid or (count, 1), clusters),
         channels=16,
         steps=steps,
-        mask=None if mask is None else mask[:, prefix:],
+        mask=inner,
     )
-    seen = torch.ones_like(actual, dtype=torch.bool) if mask is None else mask[:, None, prefix:].expand_as(actual)
-    assert torch.equal(actual[seen], expected[seen])
+    view = views_reference(query, key[:, :, prefix:], views=views, channels=16, turns=TURNS, mask=inner)
+    seen = torch.ones_like(assign, dtype=torch.bool) if inner is None else inner[:, None].expand_as(assign)
+    assert torch.equal(actual["assign"][seen], assign[seen])
+    together, expected = (v[..., None] == v[..., None, :] for v in (actual["view"], view))  # halves have no first
+    assert torch.equal(together[seen], expected[seen])
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -125,9 +147,9 @@ def test_every_dtype_with_and_without_gradients(dtype: torch.dtype, masked: bool
     inputs = tokens(64, 66, dtype=dtype)
     mask = some_mask(66) if masked else None
     call = {"scale": SCALE, "prefix": 2, "grid": (8, 8), "mask": mask}
-    assign = assign_keys(*inputs[:2], clusters=9, steps=1, **call)
-    expected = near_far_reference(*inputs, assign=assign, window=3, halo=1, **call)
-    settings_ = {"window": 3, "halo": 1, "clusters": 9, "steps": 1, **call}
+    far = {"clusters": 9, "steps": 1, "views": 2}
+    expected = near_far_reference(*inputs, **parts(*inputs[:2], **far, **call), window=3, halo=1, **call)
+    settings_ = {"window": 3, "halo": 1, **far, **call}
     with torch.no_grad():
         assert_close(near_far_attention(*inputs, **settings_), expected, TOLERANCE[dtype])
     inputs = [t.requires_grad_() for t in inputs]
@@ -137,12 +159,14 @@ def test_every_dtype_with_and_without_gradients(dtype: torch.dtype, masked: bool
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_cross_attention_sees_prefix_and_clusters(masked: bool) -> None:
+@pytest.mark.parametrize("views", [1, 2])
+def test_cross_attention_sees_prefix_and_clusters(masked: bool, views: int) -> None:
     inputs = tokens(5, 32)
     call = {"scale": SCALE, "prefix": 2, "grid": (5, 6), "mask": some_mask(32) if masked else None}
-    assign = assign_keys(*inputs[:2], clusters=9, steps=1, aligned=False, **call)
-    out = near_far_attention(*inputs, aligned=False, clusters=9, steps=1, **call)
-    assert_close(out, near_far_reference(*inputs, assign=assign, **call), 1e-9)
+    far = {"clusters": 9, "steps": 1, "views": views}
+    out = near_far_attention(*inputs, aligned=False, **far, **call)
+    found = parts(*inputs[:2], aligned=False, **far, **call)
+    assert_close(out, near_far_reference(*inputs, **found, **call), 1e-9)
 
 
 # --- limits ---
@@ -219,6 +243,7 @@ def test_more_clusters_steps_and_windows_are_nearer_to_softmax() -> None:
         {"window": 0, "clusters": 64},
         {"window": 4, "halo": 2, "clusters": 64},
         {"window": 4, "halo": 2, "clusters": 64, "steps": 3},
+        {"window": 4, "halo": 2, "clusters": 64, "steps": 3, "views": 4},
     ]
     errors = []
     for options in steps:
@@ -313,6 +338,8 @@ def test_no_tensor_is_larger_than_a_few_of_the_inputs(grid: tuple[int, int] | No
     [
         {"window": 2, "halo": 2, "clusters": 36, "steps": 2},
         {"window": 5, "halo": 1, "clusters": 20},
+        {"window": 4, "halo": 1, "clusters": 20, "views": 8},
+        {"window": 0, "clusters": 50, "views": 2},
         {"far": "pooled", "clusters": 100},
         {"window": 0, "clusters": 100},
     ],
@@ -357,7 +384,7 @@ def test_regions_hold_what_the_reference_says(height: int, width: int, window: i
         tiling = Tiling.of(grid, count, window, halo)
         numbers = torch.arange(1, count + 1)[None, :, None]
         windows = tiling.windows(numbers)
-        assert torch.equal(tiling.merge(windows), numbers)
+        assert torch.equal(tiling.merge(windows.flatten(0, 2).flatten(1, 2)), numbers)
         regions = tiling.regions(numbers).reshape(tiling.number, -1)
         for own, around in zip(windows.reshape(tiling.number, -1).tolist(), regions.tolist(), strict=True):
             members = [token - 1 for token in own if token]
@@ -385,7 +412,8 @@ def test_sums_by_index() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"window": -1}, {"halo": -1}, {"clusters": 0}, {"steps": 0}, {"far": "median"}, {"window": 2.5}]
+    "options",
+    [{"window": -1}, {"halo": -1}, {"clusters": 0}, {"steps": 0}, {"views": 3}, {"far": "median"}, {"window": 2.5}],
 )
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(options))}={next(iter(options.values()))!r}"):
