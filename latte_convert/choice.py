@@ -11,7 +11,7 @@ from latte_convert.calibration.pipeline import Progress, silent
 from latte_convert.evaluation.fidelity import speedup
 from latte_convert.job import Job
 from latte_convert.kernels.base import Kernel
-from latte_convert.selection.budget import Point, SiteCost, choose, frontier, most_robust, spaced
+from latte_convert.selection.budget import Point, SiteCost, choose, frontier, most_robust, spaced, that_save
 from latte_convert.selection.costs import site_costs
 from latte_convert.selection.greedy import greedy_order, path
 from latte_convert.selection.isolated import isolated_scores
@@ -48,6 +48,8 @@ def choose_plan(job: Job, candidates: Candidates, progress: Progress = silent) -
             job.model, job.adapter, candidates, FirstOf(job.fitting, COSTED_ON), min_tokens=job.recipe.min_tokens
         )
         errors = {site: [score.value for score in each] for site, each in scores.items()}
+        if job.recipe.max_flops is not None or job.recipe.target_speedup is not None:
+            errors = that_save(errors, costs)
         points, eligible = _weighed(job, candidates, errors, costs, progress)
         point = _pick(job, candidates, eligible)
         job.frontier = _measured(job, candidates, points, point)

@@ -146,6 +146,22 @@ class Recipe(BaseModel):
         return cls.build({**_read_yaml(path), **overrides}, origin=str(path))
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads what ``safe_load`` does, but refuses a key that is given twice, as YAML asks: there the last one wins."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of a node; see PyYAML."""
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise yaml.YAMLError(
+                    f"'{key.value}' is given on line {lines[key.value]} and again on line {line}. Keep one of them."
+                )
+            lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -153,9 +169,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise RecipeError(f"recipe {path} cannot be read: {reason}. configs/default.yaml is a start.") from None
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, _Loader)  # noqa: S506 (it is a SafeLoader)
     except yaml.YAMLError as error:
-        raise RecipeError(f"recipe {path} is not YAML: {' '.join(str(error).split())}") from None
+        raise RecipeError(f"recipe {path} is not valid YAML: {' '.join(str(error).split())}") from None
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):

@@ -59,7 +59,10 @@ def test_bad_values_are_named(values, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"ratio: [", "not YAML"),
+        (b"ratio: [", "not valid YAML"),
+        (b"ratio: 0.5\nkernel: latte\nratio: 0.5\n", "'ratio' is given on line 1 and again on line 3"),
+        (b"options:\n  window: 1\n  'window': 2\n", "'window' is given on line 2 and again on line 3"),
+        (b"{k: 1, k: 2}\n", "'k' is given on line 1 and again on line 1"),
         (b"- 1\n- 2\n", "must be a mapping"),
         (b"1: 2\n", "must be a mapping"),
         (b"\xff\xfe\x00", "not UTF-8"),
@@ -68,8 +71,23 @@ def test_bad_values_are_named(values, message):
 def test_bad_files_are_named(tmp_path, content, message):
     path = tmp_path / "recipe.yaml"
     path.write_bytes(content)
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(RecipeError, match=message) as error:
         Recipe.from_yaml(path)
+    assert error.value.exit_code == 3
+
+
+def test_a_key_may_stand_in_several_mappings_and_win_over_a_merged_one(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "kernel: auto\n"
+        "candidates:\n"
+        "- {kernel: latte, options: &near {window: 1, halo: 2}}\n"
+        "- {kernel: near_far, options: {<<: *near, window: 3}}\n"
+    )
+    assert [each.options for each in Recipe.from_yaml(path).candidates] == [
+        {"window": 1, "halo": 2},
+        {"window": 3, "halo": 2},
+    ]
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -75,6 +76,15 @@ class Manifest(_Model):
     min_tokens: int = Field(ge=0)
     probe: ProbeRecord | None
     files: dict[str, str] = Field(description="SHA-256 of every other file of the artifact except the reports.")
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over what makes this hybrid: its files, its kernels and the resolution it is built for.
+
+        ``min_tokens`` is left out: ``latte bench --write`` sets it in an artifact that has been measured.
+        """
+        content = self.model_dump(mode="json", include={"files": True, "sites": True, "recipe": {"resolution"}})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @field_validator("files")
     @classmethod

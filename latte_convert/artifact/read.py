@@ -1,32 +1,13 @@
-"""Read what an artifact says of itself, without building the model."""
+"""Read the kernel parameters of an artifact, without building the model."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from latte_convert.adapters.resolve import resolve
 from latte_convert.artifact.manifest import Manifest
 from latte_convert.errors import CheckpointError, IntegrityError
-from latte_convert.names import REPORT, is_ours
-from latte_convert.report.schema import Report
-
-
-def read_report(directory: Path) -> Report | None:
-    """The report of an artifact, or None where it was removed.
-
-    Raises:
-        IntegrityError: It is damaged.
-    """
-    path = directory / REPORT
-    try:
-        return Report.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError, ValidationError) as error:
-        raise IntegrityError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+from latte_convert.names import is_ours
 
 
 def site_parameters(directory: Path, manifest: Manifest) -> dict[str, dict[str, str]]:

@@ -86,6 +86,9 @@ class BenchReport(_Model):
     library_versions: dict[str, str]
     created: str = Field(description="UTC, ISO 8601.")
     artifact: str = Field(description="Name of the artifact's directory.")
+    artifact_fingerprint: str | None = Field(
+        None, description="Of the artifact, over its files and kernels; null where an older version measured."
+    )
     source: str = Field(description="Id of the original.")
     modality: str
     data: str | None = Field(

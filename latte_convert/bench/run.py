@@ -78,6 +78,7 @@ def bench(
         library_versions=library_versions(),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         artifact=artifact.path.resolve().name,
+        artifact_fingerprint=artifact.manifest.fingerprint,
         source=artifact.manifest.source.id,
         modality=modality,
         data=data,

@@ -16,13 +16,15 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 def inspect(directory: Directory, json: Json = False) -> None:
     """Show what an artifact records: sites, kernels, parameters, provenance. Runs no model."""
     from latte_convert.artifact.manifest import read_manifest
-    from latte_convert.artifact.read import read_report, site_parameters
+    from latte_convert.artifact.read import site_parameters
     from latte_convert.errors import CheckpointError
+    from latte_convert.names import REPORT
+    from latte_convert.report.read import read_report
 
     if not directory.is_dir():
         raise CheckpointError(f"there is no artifact at '{directory}'.")
     manifest = read_manifest(directory)
-    report = read_report(directory)
+    report = read_report(directory / REPORT) if (directory / REPORT).exists() else None
     parameters = site_parameters(directory, manifest)
     if json:
         console.document(

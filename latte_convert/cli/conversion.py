@@ -10,7 +10,6 @@ import typer
 from latte_convert.cli import console, options
 
 if TYPE_CHECKING:
-    from latte_convert.recipe import Recipe
     from latte_convert.report.schema import Report
 
 
@@ -64,10 +63,9 @@ def convert(
 
     if out is None and not dry_run:
         raise UsageError("give --out DIR for the artifact, or --dry-run to see the plan only.")
-    recipe = options.build_recipe(config, locals())
-    source = options.loading(device, revision, allow_pickle, trust_remote_code)
+    arguments = options.arguments(locals())
     if dry_run:
-        _show_plan(_score(model, calib, recipe, source), json)
+        _show_plan(_score(model, calib, **arguments), json)
         return
     from latte_convert.artifact.files import check_target
     from latte_convert.conversion import convert as run
@@ -75,7 +73,7 @@ def convert(
     assert out is not None
     check_target(out, overwrite=overwrite, protect=[Path(place).expanduser() for place in (model, *calib)])
     with console.log_to_stderr(), console.progress() as progress:
-        outcome = run(model, calib, recipe=recipe, progress=progress, **source)
+        outcome = run(model, calib, progress=progress, **arguments)
         console.heed_interrupt()
         outcome.save(out, overwrite=overwrite)
     report = outcome.report
@@ -150,19 +148,17 @@ def score(
         from latte_convert.report.write import check_report_target, write_report
 
         check_report_target(out, overwrite=overwrite)
-    recipe = options.build_recipe(config, locals())
-    source = options.loading(device, revision, allow_pickle, trust_remote_code)
-    report = _score(model, calib, recipe, {**source, "stripes": stripes})
+    report = _score(model, calib, stripes=stripes, **options.arguments(locals()))
     if out is not None:
         write_report(report, out)
     _show_plan(report, json)
 
 
-def _score(model: str, calib: list[str], recipe: Recipe, source: dict[str, Any]) -> Report:
+def _score(model: str, calib: list[str], **arguments: Any) -> Report:
     from latte_convert.conversion import score as run
 
     with console.log_to_stderr(), console.progress() as progress:
-        return run(model, calib, recipe=recipe, progress=progress, **source)
+        return run(model, calib, progress=progress, **arguments)
 
 
 def _show_plan(report: Report, json: bool) -> None:

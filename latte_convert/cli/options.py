@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -197,7 +198,23 @@ SETTINGS = (
 )
 
 
-def build_recipe(config: Path | None, given: dict[str, Any]) -> Recipe:
+LOADING = ("device", "revision", "allow_pickle", "trust_remote_code")
+
+
+def arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``convert`` and ``score`` of the library get from the options of their commands.
+
+    Args:
+        given: The value of each option, by the name of its parameter.
+
+    Raises:
+        RecipeError: The recipe does not validate.
+        UsageError: An ``--option`` is no ``KEY=VALUE``.
+    """
+    return {"recipe": _recipe(given), **{key: given[key] for key in LOADING}}
+
+
+def _recipe(given: Mapping[str, Any]) -> Recipe:
     """The recipe file with the options that were given on the command line."""
     from latte_convert.recipe import BUDGETS, Recipe
 
@@ -208,9 +225,9 @@ def build_recipe(config: Path | None, given: dict[str, Any]) -> Recipe:
     budgets = [key for key in BUDGETS if key in values]
     if len(budgets) == 1:  # one on the command line wins over another in the file
         values.update(dict.fromkeys((key for key in BUDGETS if key not in budgets), None))
-    if config is None:
+    if given["config"] is None:
         return Recipe.build(values, origin="options")
-    return Recipe.from_yaml(config, **values)
+    return Recipe.from_yaml(given["config"], **values)
 
 
 def _kernel_options(pairs: list[str]) -> dict[str, Any]:
@@ -231,13 +248,3 @@ def _kernel_options(pairs: list[str]) -> dict[str, Any]:
                 f"--option {key}: '{value}' is not a value; write a number, true, false or a word."
             ) from None
     return options
-
-
-def loading(device: str, revision: str | None, allow_pickle: bool, trust_remote_code: bool) -> dict[str, Any]:
-    """Keyword arguments of ``convert`` and ``score`` that say how a checkpoint is loaded."""
-    return {
-        "device": device,
-        "revision": revision,
-        "allow_pickle": allow_pickle,
-        "trust_remote_code": trust_remote_code,
-    }

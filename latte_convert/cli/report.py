@@ -55,10 +55,11 @@ def report(
 
     It reads report.json, bench.json and eval*.json ('latte eval ... --out DIR/eval-knn.json') and runs no model.
     """
-    if compare:
-        _compare(paths, tolerance, page=out is not None or plots)
-        return
-    written = _one(paths[0], out, plots, overwrite) if len(paths) == 1 else _several(paths, out, plots, overwrite)
+    with console.log_to_stderr():
+        if compare:
+            _compare(paths, tolerance, page=out is not None or plots)
+            return
+        written = _one(paths[0], out, plots, overwrite) if len(paths) == 1 else _several(paths, out, plots, overwrite)
     if json:
         console.document({"written": [str(path) for path in written]})
     else:

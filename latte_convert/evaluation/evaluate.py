@@ -196,6 +196,7 @@ def _provenance(artifact: Artifact) -> dict[str, Any]:
         "tool_version": tool_version(),
         "library_versions": library_versions(),
         "artifact": str(artifact.path),
+        "artifact_fingerprint": artifact.manifest.fingerprint,
         "source": artifact.manifest.source.id,
         "model_class": artifact.manifest.source.model_class,
     }

@@ -46,6 +46,9 @@ class EvalReport(_Model):
     tool_version: str
     library_versions: dict[str, str]
     artifact: str = Field(description="The directory that was evaluated.")
+    artifact_fingerprint: str | None = Field(
+        None, description="Of the artifact, over its files and kernels; null where an older version measured."
+    )
     source: str = Field(description="The checkpoint it was made from.")
     model_class: str
     task: str

@@ -13,6 +13,9 @@ from latte_convert.kernels.clustering import block_size, sums_by
 from latte_convert.kernels.near_far_summary import Summary, in_order, lowest
 from latte_convert.kernels.near_far_windows import Tiling
 
+# Not public, but the only attention of PyTorch on a CPU that tells its denominators, too.
+_FUSED = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+
 
 class Attended(NamedTuple):
     """Attention to some of the keys.
@@ -145,10 +148,10 @@ def _hidden(key: Tensor, seen: Tensor | None, tiling: Tiling) -> Tensor:
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, added: Tensor, scale: float) -> Attended:
     """Softmax attention of ``(·, n, d)`` to ``(·, c, d)`` with ``(·, n or 1, c)`` added to the logits."""
-    if _fused(query, value):
+    if _FUSED is not None and _serves(query, value):
         added = added[:, None].expand(-1, -1, query.shape[1], -1)
         heads = (x[:, None] for x in (query, key, value))
-        out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*heads, attn_mask=added, scale=scale)
+        out, total = _FUSED(*heads, attn_mask=added, scale=scale)
         return Attended(out[:, 0], total.reshape(*query.shape[:2], 1))
     logits = torch.baddbmm(added, query, key.mT, alpha=scale)
     weights = logits.softmax(-1)
@@ -156,8 +159,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, added: Tensor, scale: flo
     return Attended(weights @ value, logits.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log())
 
 
-def _fused(query: Tensor, value: Tensor) -> bool:
-    """Whether PyTorch has a fused attention that tells the logarithm of the denominators: on a CPU, in inference."""
+def _serves(query: Tensor, value: Tensor) -> bool:
+    """Whether the fused attention does: on a CPU, in inference, outside of a compiled graph."""
     plain = query.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.is_grad_enabled()
     return plain and query.shape[2] == value.shape[2]
 

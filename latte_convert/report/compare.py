@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from latte_convert.evaluation.result import EvalReport
 from latte_convert.report.schema import Report
 
 TOLERANCE = 0.005
@@ -30,7 +32,9 @@ class ReportId(_Model):
 class Change(_Model):
     """One number in both reports."""
 
-    name: str = Field(description="Such as fidelity.last_hidden_state.cosine or evaluation.knn.top1.retention.")
+    name: str = Field(
+        description="Such as fidelity.last_hidden_state.cosine or evaluation.knn[photos/].top1.retention."
+    )
     better: Literal["higher", "lower"]
     old: float | None = Field(description="Null where the old report does not have it.")
     new: float | None = Field(description="Null where the new report does not have it: that is a regression.")
@@ -79,6 +83,7 @@ def compare(
     """Compare two reports, number by number.
 
     Looked at are the cosine of every output, the share of the attention FLOPs, and the retention of every task metric.
+    An evaluation is the same in both where task and data are, as the user wrote them.
     What only the new report has is listed and cannot regress. Wall times are left out: they belong to a machine.
 
     Args:
@@ -127,10 +132,19 @@ def _read(report: Report) -> Iterator[tuple[str, float]]:
     share = flops_share(report)
     if share is not None:
         yield _FLOPS, share
-    for evaluation in report.evaluations or ():
+    for name, evaluation in _evaluations(report):
         for metric, row in evaluation.metrics.items():
             if row.retention is not None:
-                yield f"evaluation.{evaluation.task}.{metric}.retention", row.retention
+                yield f"{name}.{metric}.retention", row.retention
+
+
+def _evaluations(report: Report) -> Iterator[tuple[str, EvalReport]]:
+    """The evaluations, named by task and data; of several on the same data, the later ones are numbered."""
+    seen: Counter[str] = Counter()
+    for evaluation in report.evaluations or ():
+        name = f"evaluation.{evaluation.task}[{', '.join(evaluation.data)}]"
+        seen[name] += 1
+        yield f"{name}#{seen[name]}" if seen[name] > 1 else name, evaluation
 
 
 def _change(name: str, old: float | None, new: float | None, tolerance: float) -> Change:

@@ -120,7 +120,7 @@ def render_comparison(reports: Mapping[str, Report]) -> str:
         outputs=_union(report.fidelity.outputs if report.fidelity else () for report in reports.values()),
         sites=_union((site.name for site in report.sites) for report in reports.values()),
         evaluations=_union(
-            ((evaluation.task, metric) for evaluation in report.evaluations or () for metric in evaluation.metrics)
+            ((each.task, tuple(each.data), metric) for each in report.evaluations or () for metric in each.metrics)
             for report in reports.values()
         ),
         chart=comparison_chart(reports),

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from latte_convert.artifact.manifest import read_manifest
 from latte_convert.bench.result import BenchReport
 from latte_convert.errors import InputError
 from latte_convert.evaluation.result import EvalReport
-from latte_convert.names import BENCH, EVALUATIONS, REPORT
+from latte_convert.names import BENCH, EVALUATIONS, MANIFEST, REPORT
 from latte_convert.report.schema import Report
+
+logger = logging.getLogger("latte_convert")
 
 _M = TypeVar("_M", bound=BaseModel)
 _A = TypeVar("_A", BenchReport, EvalReport)
@@ -21,34 +26,50 @@ _A = TypeVar("_A", BenchReport, EvalReport)
 def read_report(path: Path) -> Report:
     """The report of an artifact, joined by its ``bench.json`` and its ``eval*.json``; or one report file as it is.
 
+    What was measured on another artifact than the one it lies in is left out, with a warning.
+
     Args:
         path: The artifact's directory, or a ``.json`` file.
 
     Raises:
-        InputError: There is no report, it cannot be read, follows another version of the schema, or is of
-            another model.
+        InputError: There is no report, it cannot be read, or it follows another version of the schema.
+        IntegrityError: The artifact has no manifest that can be read.
     """
     if not path.is_dir():
         return _read(path, Report)
     report = _read(path / REPORT, Report)
-    added: dict[str, Any] = {}
-    if (path / BENCH).exists():
-        added["bench"] = _of(report, path / BENCH, BenchReport)
-    evaluations = [_of(report, file, EvalReport) for file in sorted(path.glob(EVALUATIONS))]
-    if evaluations:
-        added["evaluations"] = evaluations
-    return report.model_copy(update=added)
+    benches, evaluations = (sorted(path.glob(pattern)) for pattern in (BENCH, EVALUATIONS))
+    if not benches and not evaluations and not (path / MANIFEST).exists():
+        return report  # kept without its artifact, as CI keeps the last one
+    fingerprint = read_manifest(path).fingerprint
+
+    def own(files: list[Path], kind: type[_A], earlier: list[_A]) -> list[_A]:
+        """By the files beside the report; where none is of this artifact, by what the report holds already."""
+        found = _own([(file, _read(file, kind)) for file in files], fingerprint)
+        return found or _own([(path / REPORT, result) for result in earlier], fingerprint)
+
+    bench = own(benches, BenchReport, [report.bench] if report.bench else [])
+    return report.model_copy(
+        update={
+            "bench": bench[0] if bench else None,
+            "evaluations": own(evaluations, EvalReport, report.evaluations or []) or None,
+        }
+    )
 
 
-def _of(report: Report, path: Path, kind: type[_A]) -> _A:
-    """What was measured of the artifact that ``report`` is of."""
-    found = _read(path, kind)
-    if found.source != report.source.id:
-        raise InputError(
-            f"{path} is of a hybrid of '{found.source}', this artifact is one of '{report.source.id}'. Remove the "
-            "file, or measure this artifact."
+def _own(results: Iterable[tuple[Path, _A]], fingerprint: str) -> list[_A]:
+    """The results that were measured on the artifact with this fingerprint; the others are warned of."""
+    own = []
+    for file, result in results:
+        if result.artifact_fingerprint == fingerprint:
+            own.append(result)
+            continue
+        logger.warning(
+            "a result in %s was measured on another artifact, or does not say on which, and is left out. Remove it, "
+            "or measure this artifact with 'latte bench --save' or 'latte eval'.",
+            file,
         )
-    return found
+    return own
 
 
 def _read(path: Path, kind: type[_M]) -> _M:

@@ -32,7 +32,10 @@ class SiteCost:
     kernels: tuple[int, ...]
 
     def saving(self, kernel: int) -> int:
-        """FLOPs that a kernel saves, at least one: also a site that is too short to save any can be converted."""
+        """FLOPs that a kernel saves, at least one, so that to convert as much as possible includes short sites.
+
+        It ranks plans, no more. What is reported of them are true FLOPs, and a budget of cost asks ``that_save`` first.
+        """
         return max(self.exact - self.kernels[kernel], 1)
 
 
@@ -60,6 +63,17 @@ def most_robust(errors: Mapping[str, Sequence[float]], count: int) -> list[str]:
     """
     best = {site: min(values, default=float("inf")) for site, values in errors.items()}
     return sorted((site for site in best if best[site] < float("inf")), key=best.__getitem__)[:count]
+
+
+def that_save(errors: Mapping[str, Sequence[float]], costs: Mapping[str, SiteCost]) -> dict[str, list[float]]:
+    """The errors with infinite ones, which no plan takes, for kernels that save nothing: for a budget of cost."""
+    return {
+        site: [
+            error if flops < costs[site].exact else float("inf")
+            for error, flops in zip(values, costs[site].kernels, strict=True)
+        ]
+        for site, values in errors.items()
+    }
 
 
 def frontier(
@@ -102,9 +116,12 @@ def frontier(
 
 
 def _options(errors: Sequence[float], cost: SiteCost, forced: bool | None) -> list[tuple[int, int, float]]:
-    """What can be done with a site: index of the kernel (-1: softmax), FLOPs by ``SiteCost.saving``, error."""
+    """What can be done with a site: index of the kernel (-1: softmax), FLOPs, error.
+
+    Where softmax is a choice, the FLOPs are those by ``SiteCost.saving``.
+    """
     kernels = [
-        (index, cost.exact - cost.saving(index), max(error, 0.0))
+        (index, cost.kernels[index] if forced else cost.exact - cost.saving(index), max(error, 0.0))
         for index, error in enumerate(errors)
         if error < float("inf")
     ]
@@ -164,8 +181,8 @@ def choose(
 ) -> Point:
     """The plan that a budget picks.
 
-    A budget of cost gets the most faithful plan within it. ``min_fidelity`` alone gets the cheapest plan that keeps
-    it; beside a budget of cost it is a gate. With no budget the most faithful plan wins. Plans are measured by
+    A budget of cost gets the most faithful plan within it. ``min_fidelity`` alone gets the last plan that keeps it;
+    beside a budget of cost it is a gate. With no budget the most faithful plan wins. Plans are measured by
     bisection, as if fidelity fell and speed rose all along the frontier.
 
     Args:

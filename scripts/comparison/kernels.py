@@ -25,6 +25,7 @@ class Entry:
         label: What it is called, unique.
         kernel: Name of the kernel.
         options: Options of its constructor, over those that the kernel recommends.
+        propagate: Whether the chosen sites are fitted again, each on what it gets behind converted ones.
         share: Far keys of ``near_far`` as one of this many tokens, so that they mean the same at every length.
         table: Which table it belongs to: all kernels, or one of the two ablations.
         variant: Its column in a table of ablations.
@@ -33,6 +34,7 @@ class Entry:
     label: str
     kernel: str
     options: dict[str, Any] = field(default_factory=dict)
+    propagate: bool = False
     share: int | None = None
     table: Table = "main"
     variant: str = ""
@@ -67,7 +69,7 @@ _PER_HEAD = {"granularity": "head"}
 def _main() -> Iterator[Entry]:
     paper = candidates(Recipe.from_yaml(PAPER))[0]
     yield Entry("latte (paper)", paper.kernel, only() | paper.options, variant="TTE and JPN")
-    yield Entry("latte (all free)", "latte", _PER_HEAD | everything())
+    yield Entry("latte (all free)", "latte", _PER_HEAD | everything(), propagate=True)
     for name in (*RIVALS, "pola", "taylor2"):
         yield Entry(name, name, _BASE)
     yield Entry("fitted", "fitted", only("exact_prefix", "key_shift", "output_map"))
@@ -96,7 +98,11 @@ def _extras() -> Iterator[Entry]:
     for kernel in ("latte", *RIVALS):
         added = closed if kernel == "performer" else (*closed, "input_map")
         yield from _ablation(kernel, added, all=everything())
-    yield Entry("latte: all, per head", "latte", _PER_HEAD | everything(), table="extras", variant="all, per head")
+    free = _PER_HEAD | everything()
+    yield Entry("latte: all, per head", "latte", free, table="extras", variant="all, per head")
+    for kernel, options in (("latte", free), ("relu", everything()), ("elu", everything())):
+        label = f"{kernel}: all, refitted"
+        yield Entry(label, kernel, options, propagate=True, table="extras", variant="all, refitted")
     for kernel in ("monarch", "near_far"):  # softmax of what they keep: a shift of the keys changes nothing
         yield from _ablation(kernel, ("bias", "output_map"))
 

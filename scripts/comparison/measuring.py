@@ -21,7 +21,7 @@ from latte_convert.bench.timing import Timed, ratio, take_turns, timing
 from latte_convert.calibration.capture import routed
 from latte_convert.calibration.feed import BatchFeed
 from latte_convert.calibration.fit import Fit
-from latte_convert.calibration.pipeline import calibrate
+from latte_convert.calibration.pipeline import calibrate, recalibrate
 from latte_convert.evaluation.compare import Agreement
 from latte_convert.evaluation.fidelity import named_outputs, primary_output
 from latte_convert.kernels.base import Kernel
@@ -106,6 +106,11 @@ def measure_kernel(case: Case, seen: Probe, entry: Entry, fits: Mapping[str, Fit
     rows = []
     for count in dict.fromkeys(counts):
         chosen = {name: kernels[name] for name in ranked[:count]}
+        errors = {name: fits[name].error for name in chosen}
+        if entry.propagate:
+            refits = refit(case, seen, entry, list(chosen))
+            chosen = {name: fit.kernel for name, fit in refits.items() if fit.kernel is not None}
+            errors = {name: refits[name].error for name in chosen}
         kernel = next(iter(kernels.values()))
         rows.append({
             "kernel": entry.label,
@@ -116,11 +121,18 @@ def measure_kernel(case: Case, seen: Probe, entry: Entry, fits: Mapping[str, Fit
             "sites": len(chosen),
             "of": len(seen.sites),
             "converted": sorted(chosen),
-            "fit_error": statistics.fmean(fits[name].error or 0.0 for name in chosen),
+            "fit_error": statistics.fmean(error or 0.0 for error in errors.values()),
             **cost(chosen, seen.shapes),
             **fidelity(case, seen, chosen, entry),
         })  # fmt: skip
     return rows
+
+
+def refit(case: Case, seen: Probe, entry: Entry, names: Sequence[str]) -> dict[str, Fit]:
+    """Fits of some sites, each on what it gets behind those before it; sites are listed in the order they run in."""
+    sites = [site for site in seen.sites if site.name in names]
+    candidates = dict.fromkeys(names, entry.candidate(seen.tokens))
+    return recalibrate(case.model, seen.adapter, sites, candidates, BatchFeed(case.fitting))
 
 
 def rank(case: Case, seen: Probe, kernels: Mapping[str, Kernel]) -> list[str]:

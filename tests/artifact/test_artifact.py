@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import latte_convert
 from latte_convert.artifact import files
+from latte_convert.artifact.manifest import read_manifest
 from latte_convert.artifact.tensors import digest, write_tensors
 from latte_convert.errors import CheckpointError, IntegrityError, OutputError
 from latte_convert.names import is_ours
@@ -54,6 +55,24 @@ def test_a_sound_artifact_verifies(artifact):
     found = latte_convert.verify(artifact)
     assert found.files == 3
     assert found.probe_difference < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        (lambda m: m.update(min_tokens=99, probe=None, tool_version="9"), True),
+        (lambda m: m.update(files=dict(reversed(m["files"].items()))), True),
+        (lambda m: m["files"].update({"model.safetensors": "0"}), False),
+        (lambda m: m["sites"].pop(), False),
+        (lambda m: m["sites"][0]["options"].update(jpn=not m["sites"][0]["options"]["jpn"]), False),
+        (lambda m: m["recipe"].update(resolution=56), False),
+    ],
+    ids=["what bench writes", "order", "weights", "sites", "options", "resolution"],
+)
+def test_the_fingerprint_is_that_of_the_hybrid(artifact, change, same):
+    before = read_manifest(artifact).fingerprint
+    edit_manifest(artifact, change)
+    assert (read_manifest(artifact).fingerprint == before) is same
 
 
 def test_saving_does_not_change_the_umask_rights(artifact):

@@ -265,6 +265,11 @@ def test_the_report_is_saved_beside_the_other(copy, report):
     assert BenchReport.model_validate_json(path.read_text()) == report
 
 
+def test_a_report_names_its_artifact_whatever_min_tokens_is(copy, report):
+    store.write_min_tokens(copy, 30)
+    assert read_manifest(copy).fingerprint == report.artifact_fingerprint
+
+
 def test_a_saved_report_is_no_part_of_the_checkpoint(copy, report):
     store.save_report(copy, report)
     assert verify(copy).files == len(read_manifest(copy).files)

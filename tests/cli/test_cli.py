@@ -94,6 +94,17 @@ def test_inspect_verify_restore(latte, artifact, tmp_path):
     assert (tmp_path / "original" / "config.json").is_file()
 
 
+def test_inspect_needs_no_report_and_names_a_damaged_one(latte, artifact, tmp_path):
+    copy = shutil.copytree(artifact, tmp_path / "hybrid")
+    (copy / "report.json").unlink()
+    code, stdout, _ = latte("inspect", copy, "--json")
+    assert (code, json.loads(stdout)["report"]) == (0, None)
+    (copy / "report.json").write_text("{")
+    code, stdout, stderr = latte("inspect", copy)
+    assert (code, stdout) == (3, "")
+    assert f"{copy / 'report.json'} cannot be read as JSON" in stderr
+
+
 @pytest.mark.parametrize("which", ["report", "manifest", "recipe"])
 def test_schema_is_a_valid_json_schema(latte, which):
     import jsonschema
@@ -111,12 +122,12 @@ def test_schema_is_a_valid_json_schema(latte, which):
         (["--exclude", "layer.77"], 3, "exclude pattern 'layer.77' matches no attention site"),
         (["--kernel", "latte", "--min-fidelity", "1.0", "--ratio", "1"], 4, "held-out fidelity is"),
         (["--max-flops", "0.5", "--ratio", "0.5"], 3, "ratio and max_flops are both given: a plan is made for one"),
-        (["--max-flops", "0.5"], 4, "no plan needs at most 50% of the exact attention FLOPs; the nearest: 6 sites"),
+        (["--max-flops", "0.5"], 4, "at most 50% of the exact attention FLOPs; the nearest: 0 sites converted"),
         (["--kernel", "auto", "--scorer", "paper"], 3, "set scorer to isolated or greedy"),
         (["--kernel", "nearfar"], 3, "unknown kernel 'nearfar' (nearest: near_far"),
         (["--option", "bad"], 2, "--option takes KEY=VALUE, such as clusters=64, not 'bad'"),
         (["--option", "window=["], 2, "--option window: '[' is not a value"),
-        (["--option", "windows=2"], 3, "kernel 'near_far' has no option 'windows' (nearest: window)"),
+        (["--option", "windows=2"], 3, "kernel 'near_far' has no option 'windows' (nearest: window"),
         (["--option", "window=-1"], 3, "window and halo are at least 0"),
         (["--option", "window=wide"], 3, "option 'window' of kernel 'near_far' is 'wide'"),
         (["--kernel", "latte", "--option", "window=2"], 3, "kernel 'latte' has no option 'window'"),

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import latte_convert
+from latte_convert.artifact.manifest import read_manifest
 from latte_convert.evaluation.result import EvalReport
 
 
@@ -57,6 +58,7 @@ def test_json_is_one_document_and_the_same_in_a_file(latte, artifact, textures, 
     report = EvalReport.model_validate(content)
     assert (report.samples, report.batch_size, report.seed, report.task) == (4, 3, 5, "fidelity")
     assert report.gate is None
+    assert report.artifact_fingerprint == read_manifest(artifact).fingerprint
     assert "cosine@encoder.layer.0" in report.metrics
     code, stdout, stderr = latte(*arguments)
     assert (code, stdout) == (3, "")

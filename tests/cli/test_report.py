@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from report.samples import make_bench, make_evaluation, make_report
+from report.samples import make_bench, make_evaluation, make_report, write_artifact
 
 from latte_convert.cli.app import main
 from latte_convert.report.read import read_report
@@ -33,15 +33,9 @@ def latte(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return run
 
 
-def artifact(path: Path, report: Report) -> Path:
-    path.mkdir()
-    write_report(report, path / "report.json")
-    return path
-
-
 @pytest.fixture
 def hybrid(tmp_path: Path) -> Path:
-    path = artifact(tmp_path / "hybrid", make_report())
+    path = write_artifact(tmp_path / "hybrid", make_report())
     (path / "bench.json").write_text(make_bench().model_dump_json())
     (path / "eval-knn.json").write_text(make_evaluation().model_dump_json())
     return path
@@ -59,6 +53,19 @@ def test_rebuilds_in_place_with_what_was_measured_since(latte: Latte, hybrid: Pa
     first = page
     assert latte(hybrid)[0] == 0
     assert (hybrid / "report.html").read_text(encoding="utf-8") == first, "a second time changes nothing"
+
+
+def test_a_result_of_another_artifact_is_left_out_with_a_warning(latte: Latte, hybrid: Path, tmp_path: Path) -> None:
+    other = write_artifact(tmp_path / "other", make_report(), files={"model.safetensors": "0"})
+    copied = other / "eval-knn.json"
+    copied.write_bytes((hybrid / "eval-knn.json").read_bytes())
+    code, _, err = latte(other)
+    assert code == 0
+    assert err.startswith(f"warning: a result in {copied} was measured on another artifact")
+    assert "98.6 % retained" not in (other / "report.html").read_text(encoding="utf-8")
+    code, out, err = latte("--compare", hybrid, other)
+    assert (code, json.loads(out)["regressions"]) == (4, ["evaluation.knn[clothing/].top1.retention"])
+    assert str(copied) in err
 
 
 def test_out_and_json(latte: Latte, hybrid: Path, tmp_path: Path) -> None:
@@ -109,7 +116,7 @@ def test_plots(latte: Latte, hybrid: Path) -> None:
 
 
 def test_several_side_by_side(latte: Latte, hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = artifact(tmp_path / "careful", make_report(convert=4))
+    other = write_artifact(tmp_path / "careful", make_report(convert=4))
     monkeypatch.chdir(tmp_path)
     code, out, _ = latte(hybrid, other)
     assert (code, out) == (0, "report.html\n")
@@ -141,7 +148,9 @@ class TestCompare:
     def test_no_regression(self, latte: Latte, hybrid: Path) -> None:
         code, out, _ = latte("--compare", hybrid, hybrid / "report.json", "--tolerance", 1)
         document = json.loads(out)
-        assert document["regressions"] == ["evaluation.knn.top1.retention"], "the file alone has no evaluation"
+        assert document["regressions"] == ["evaluation.knn[clothing/].top1.retention"], (
+            "the file alone has no evaluation"
+        )
         assert code == 4
         code, out, _ = latte("--compare", hybrid, hybrid)
         assert (code, json.loads(out)["ok"]) == (0, True)
@@ -149,13 +158,13 @@ class TestCompare:
     def test_hybrids_of_different_models(self, latte: Latte, hybrid: Path, tmp_path: Path) -> None:
         report = make_report()
         source = report.source.model_copy(update={"model_class": "BertModel"})
-        other = artifact(tmp_path / "other", report.model_copy(update={"source": source}))
+        other = write_artifact(tmp_path / "other", report.model_copy(update={"source": source}))
         code, out, err = latte("--compare", hybrid, other)
         assert (code, out) == (3, "")
         assert "takes two hybrids of one model" in err
 
     def test_regression(self, latte: Latte, hybrid: Path, tmp_path: Path) -> None:
-        worse = artifact(tmp_path / "worse", make_report(cosine=0.9))
+        worse = write_artifact(tmp_path / "worse", make_report(cosine=0.9))
         code, out, err = latte(hybrid / "report.json", worse, "--compare")
         assert code == 4
         assert not json.loads(out)["ok"]

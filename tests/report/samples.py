@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 from typing import Any
 
+from latte_convert.artifact.manifest import CalibrationRecord, Manifest, SourceRecord
 from latte_convert.bench.result import BenchReport, Crossover, LengthResult, Timing, VariantResult
 from latte_convert.evaluation.result import EvalReport, MetricReport
 from latte_convert.recipe import Recipe
@@ -26,6 +28,7 @@ from latte_convert.report.schema import (
     SourceReport,
     StripesReport,
 )
+from latte_convert.report.write import write_report
 
 LONG = "model.vision_tower.backbone.stages.encoder.layers.{}.self_attn"
 HEX = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
@@ -135,6 +138,38 @@ def make_report(
     return report.model_copy(update=changes)
 
 
+def make_manifest(**changes: Any) -> Manifest:
+    """The manifest of the artifact that ``make_bench`` and ``make_evaluation`` are of."""
+    start = Manifest(
+        tool_version="0.1.0",
+        library_versions={"torch": "2.14.1"},
+        source=SourceRecord(
+            id="facebook/dinov2-small",
+            revision=None,
+            library="transformers",
+            model_class="Dinov2Model",
+            sha256={"model.safetensors": HEX},
+            tensors_sha256=HEX,
+            unexpected_keys=[],
+        ),
+        recipe=Recipe(ratio=0.67).model_dump(mode="json"),
+        calibration=CalibrationRecord(fingerprint=HEX, requested=32, used=23, held_out=8, skipped=[]),
+        sites=[],
+        min_tokens=0,
+        probe=None,
+        files={"model.safetensors": HEX},
+    )
+    return start.model_copy(update=changes)
+
+
+def write_artifact(path: Path, report: Report, **changes: Any) -> Path:
+    """What ``latte report`` reads of an artifact: its manifest and its report, in a new directory."""
+    path.mkdir()
+    (path / "latte.json").write_text(make_manifest(**changes).model_dump_json())
+    write_report(report, path / "report.json")
+    return path
+
+
 def timing(median: float) -> Timing:
     return Timing(median_ms=median, lower_ms=0.97 * median, upper_ms=1.04 * median, rounds=7)
 
@@ -173,6 +208,7 @@ def make_bench(*, crossover: int | None = 1370) -> BenchReport:
         library_versions={"torch": "2.14.1"},
         created="2026-01-16T09:30:00+00:00",
         artifact="dinov2-hybrid",
+        artifact_fingerprint=make_manifest().fingerprint,
         source="facebook/dinov2-small",
         modality="image",
         data=None,
@@ -190,7 +226,9 @@ def make_bench(*, crossover: int | None = 1370) -> BenchReport:
     )
 
 
-def make_evaluation(*, retention: float = 0.986, task: str = "knn") -> EvalReport:
+def make_evaluation(
+    *, retention: float = 0.986, task: str = "knn", data: tuple[str, ...] = ("clothing/",)
+) -> EvalReport:
     top1 = MetricReport(
         original=0.871,
         hybrid=0.871 * retention,
@@ -202,10 +240,11 @@ def make_evaluation(*, retention: float = 0.986, task: str = "knn") -> EvalRepor
         tool_version="0.1.0",
         library_versions={"torch": "2.14.1"},
         artifact="dinov2-hybrid",
+        artifact_fingerprint=make_manifest().fingerprint,
         source="facebook/dinov2-small",
         model_class="Dinov2Model",
         task=task,
-        data=["clothing/"],
+        data=list(data),
         samples=179,
         skipped=[],
         truncated=0,

@@ -51,6 +51,21 @@ def test_regressions(old: Report, new: Report, regressions: int) -> None:
     assert found.regressions == [change.name for change in found.changes if change.regression]
 
 
+def test_evaluations_of_one_task_are_told_apart_by_their_data() -> None:
+    places = [("clothing/",), ("labels.json", "images/"), ("clothing/",)]
+    retentions = ([0.9, 0.8, 0.7], [0.9, 0.6, 0.5])
+    old, new = (
+        make_report(evaluations=[make_evaluation(data=data, retention=r) for data, r in zip(places, each, strict=True)])
+        for each in retentions
+    )
+    found = {c.name: c for c in compare(old, new).changes if c.name.startswith("evaluation")}
+    assert {name: (change.old, change.new, change.regression) for name, change in found.items()} == {
+        "evaluation.knn[clothing/].top1.retention": (0.9, 0.9, False),
+        "evaluation.knn[labels.json, images/].top1.retention": (0.8, 0.6, True),
+        "evaluation.knn[clothing/]#2.top1.retention": (0.7, 0.5, True),
+    }
+
+
 def test_tolerance() -> None:
     old, new = make_report(cosine=0.98), make_report(cosine=0.95)
     assert not compare(old, new, tolerance=0.02).ok

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from report.samples import HEX, LONG, fit, make_full, make_report, site
+from report.samples import HEX, LONG, fit, make_evaluation, make_full, make_report, site
 
 from latte_convert.recipe import Recipe
 from latte_convert.report.charts import block_chart, sensitivity_bars, sensitivity_scale
@@ -441,7 +441,7 @@ class TestSections:
     def test_tasks(self) -> None:
         words = Page(render_html(make_full())).words
         assert "knn, top1: 0.859, original 0.871; 98.6 % retained (95 % interval 95.6 % to 100.6 %)" in words
-        assert f"error knn, 179 samples, lower is better 0.129 0.140 {DASH} not defined" in words
+        assert f"error knn, 179 samples of clothing/, lower is better 0.129 0.140 {DASH} not defined" in words
 
     def test_frontier(self) -> None:
         words = Page(render_html(make_full())).words
@@ -513,9 +513,24 @@ class TestComparison:
         assert "Converted 8 of 12 sites 4 of 12 sites 8 of 12 sites" in words
         assert f"Held-out fidelity 0.9341 noticeably different 0.9912 very close {DASH} nothing was converted" in words
         assert f"Faster from 1,370 tokens {DASH} no bench.json" in words
-        assert f"knn top1 0.859 original 0.871 98.6 % {DASH} not evaluated" in words
+        assert f"knn top1, clothing/ 0.859 original 0.871 98.6 % {DASH} not evaluated" in words
         assert page.all("html") == [{"lang": "en"}]
         assert not {"script", "link", "img"} & {tag for tag, _ in page.tags}
+
+    def test_evaluations_of_one_task_are_told_apart_by_their_data(self) -> None:
+        both = [make_evaluation(retention=0.9), make_evaluation(retention=0.5, data=("cars/", "labels.csv"))]
+        one, two = make_report(evaluations=both), make_report(evaluations=both[1:])
+        words = Page(render_comparison({"one": one, "two": two})).words
+        assert f"knn top1, clothing/ 0.784 original 0.871 90.0 % {DASH} not evaluated" in words
+        assert "knn top1, cars/, labels.csv 0.435 original 0.871 50.0 % 0.435 original 0.871 50.0 %" in words
+        words = Page(render_html(one)).words
+        assert "top1 primary knn, 179 samples of clothing/ 0.871 0.784 90.0 %" in words
+        assert "top1 primary knn, 179 samples of cars/, labels.csv 0.871 0.435 50.0 %" in words
+
+    def test_evaluations_of_one_task_on_the_same_data_are_both_shown(self) -> None:
+        both = [make_evaluation(retention=0.9), make_evaluation(retention=0.5)]
+        words = Page(render_comparison({"one": make_report(evaluations=both), "two": make_report()})).words
+        assert "clothing/ 0.784 original 0.871 90.0 % 0.435 original 0.871 50.0 %" in words
 
     def test_sites_that_only_one_has(self) -> None:
         short, long = make_report(sites=1, convert=1), make_report(sites=2, convert=1)

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from report.samples import make_bench, make_evaluation, make_full, make_report
+from report.samples import HEX, make_bench, make_evaluation, make_full, make_report, write_artifact
 
-from latte_convert.errors import InputError
+from latte_convert.errors import InputError, IntegrityError
 from latte_convert.report.read import read_report
 from latte_convert.report.schema import Report
 from latte_convert.report.write import write_report
@@ -26,16 +26,51 @@ def test_every_section_survives_the_file(tmp_path: Path) -> None:
     assert read_report(path) == make_full()
 
 
-def test_an_artifact_gains_what_bench_and_eval_wrote(tmp_path: Path) -> None:
-    write_report(make_report(), tmp_path / "report.json")
-    (tmp_path / "bench.json").write_text(make_bench().model_dump_json())
+def test_an_artifact_gains_what_bench_and_eval_wrote(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_artifact(tmp_path / "hybrid", make_report())
+    (path / "bench.json").write_text(make_bench().model_dump_json())
     for task in ("sts", "knn"):
-        (tmp_path / f"eval-{task}.json").write_text(make_evaluation(task=task).model_dump_json())
-    report = read_report(tmp_path)
+        (path / f"eval-{task}.json").write_text(make_evaluation(task=task).model_dump_json())
+    report = read_report(path)
     assert report.bench == make_bench()
     assert report.evaluations is not None
     assert [evaluation.task for evaluation in report.evaluations] == ["knn", "sts"]
-    assert read_report(tmp_path / "report.json") == make_report(), "a file stands for itself"
+    assert read_report(path / "report.json") == make_report(), "a file stands for itself"
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", ["bench.json", "eval-knn.json"])
+@pytest.mark.parametrize("fingerprint", [HEX, None], ids=["another", "not recorded"])
+def test_what_another_artifact_left_is_no_part_of_the_report(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, fingerprint: str | None
+) -> None:
+    path = write_artifact(tmp_path / "hybrid", make_report())
+    found = make_bench() if name == "bench.json" else make_evaluation()
+    (path / name).write_text(found.model_copy(update={"artifact_fingerprint": fingerprint}).model_dump_json())
+    (path / "eval-sts.json").write_text(make_evaluation(task="sts").model_dump_json())
+    report = read_report(path)
+    assert report.bench is None
+    assert report.evaluations == [make_evaluation(task="sts")]
+    [warning] = caplog.messages
+    assert f"a result in {path / name} was measured on another artifact" in warning
+
+
+def test_a_report_that_holds_results_of_another_artifact(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As an older version left it. What is of this artifact stays."""
+    foreign = make_bench().model_copy(update={"artifact_fingerprint": None})
+    path = write_artifact(tmp_path / "hybrid", make_full().model_copy(update={"bench": foreign}))
+    report = read_report(path)
+    assert report.bench is None
+    assert report.evaluations == make_full().evaluations
+    assert [str(path / "report.json") in message for message in caplog.messages] == [True]
+
+
+def test_a_report_that_was_kept_without_its_artifact(tmp_path: Path) -> None:
+    write_report(make_full(), tmp_path / "report.json")
+    assert read_report(tmp_path) == make_full()
+    (tmp_path / "eval-knn.json").write_text(make_evaluation().model_dump_json())
+    with pytest.raises(IntegrityError, match=r"it has no latte\.json"):
+        read_report(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -60,19 +95,10 @@ def test_what_is_no_report(tmp_path: Path, content: str | bytes | None, message:
 
 
 def test_a_damaged_bench_is_named(tmp_path: Path) -> None:
-    write_report(make_report(), tmp_path / "report.json")
-    (tmp_path / "bench.json").write_text("{}")
+    path = write_artifact(tmp_path / "hybrid", make_report())
+    (path / "bench.json").write_text("{}")
     with pytest.raises(InputError, match=r"bench\.json is not a report"):
-        read_report(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["bench.json", "eval-knn.json"])
-def test_what_was_measured_of_another_model_is_named(tmp_path: Path, name: str) -> None:
-    write_report(make_report(), tmp_path / "report.json")
-    found = make_bench() if name == "bench.json" else make_evaluation()
-    (tmp_path / name).write_text(found.model_copy(update={"source": "other/model"}).model_dump_json())
-    with pytest.raises(InputError, match=rf"{name} is of a hybrid of 'other/model', this artifact is one of 'facebook"):
-        read_report(tmp_path)
+        read_report(path)
 
 
 def test_json_schema_accepts_a_full_report() -> None:

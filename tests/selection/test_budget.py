@@ -7,7 +7,16 @@ import pytest
 
 from latte_convert.errors import GateError
 from latte_convert.selection import budget
-from latte_convert.selection.budget import Point, SiteCost, choose, flops_share, frontier, most_robust, spaced
+from latte_convert.selection.budget import (
+    Point,
+    SiteCost,
+    choose,
+    flops_share,
+    frontier,
+    most_robust,
+    spaced,
+    that_save,
+)
 
 INFINITE = float("inf")
 
@@ -24,7 +33,8 @@ def random_instance(seed: int):
 
 
 def all_plans(errors, costs, convert=None):
-    """Every plan there is, with the cost that decides: a conversion saves at least one FLOP."""
+    """Every plan there is, with the cost that decides: a conversion that is a choice saves at least one FLOP."""
+    most = INFINITE if convert is not None else -1
     choices = []
     for site in costs:
         usable = [i for i, error in enumerate(errors[site]) if error < INFINITE]
@@ -34,7 +44,7 @@ def all_plans(errors, costs, convert=None):
     for plan in itertools.product(*choices):
         kernels = {site: i for site, i in plan if i is not None}
         cost = sum(
-            min(costs[site].kernels[kernels[site]], costs[site].exact - 1) if site in kernels else costs[site].exact
+            min(costs[site].kernels[kernels[site]], costs[site].exact + most) if site in kernels else costs[site].exact
             for site in costs
         )
         yield kernels, cost, sum(errors[site][i] for site, i in kernels.items())
@@ -76,6 +86,16 @@ def test_sites_too_short_to_save_anything_can_be_converted():
     points = frontier({"a": [0.1], "b": [0.2]}, {"a": SiteCost(5, (9,)), "b": SiteCost(5, (5,))})
     assert [set(point.kernels) for point in points] == [set(), {"a"}, {"a", "b"}]
     assert [point.flops for point in points] == pytest.approx([1, 1.4, 1.4])
+
+
+def test_a_budget_of_cost_takes_no_site_that_saves_nothing():
+    errors = {"short": [0.0, 0.0], "long": [0.1, INFINITE], "even": [0.0]}
+    costs = {"short": SiteCost(100, (250, 100)), "long": SiteCost(100, (40, 10)), "even": SiteCost(100, (100,))}
+    assert that_save(errors, costs) == {"short": [INFINITE] * 2, "long": [0.1, INFINITE], "even": [INFINITE]}
+    points = frontier(that_save(errors, costs), costs)
+    assert points == [Point({}, 1.0, 0.0), Point({"long": 0}, pytest.approx(0.8), 0.1)]
+    # Counted as a saving, the short site's faithful kernel would be in every plan, and none would be within the budget.
+    assert choose(points, measure=cosine(), speedup=speed(), max_flops=0.8) is points[1]
 
 
 def test_many_plans_are_thinned_and_stay_close_to_the_best(monkeypatch):
