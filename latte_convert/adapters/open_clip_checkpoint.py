@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-import json
-import logging
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from latte_convert.adapters.checkpoint import Checkpoint, check_patches
+from latte_convert.adapters.open_clip_inputs import CONFIG, OpenClipProcessor, write_tag_config
+from latte_convert.adapters.quiet import quiet_open_clip
 from latte_convert.adapters.timm_checkpoint import resize_timm
-from latte_convert.adapters.weights import download, read_json, weight_files
-from latte_convert.calibration.feed import Batch
+from latte_convert.adapters.weights import download, local_directory, read_json, weight_files
 from latte_convert.errors import CheckpointError, first_line, nearest
 
 if TYPE_CHECKING:
-    from latte_convert.calibration.data import Modality, Sample
+    from latte_convert.calibration.data import Modality
 
-CONFIG = "open_clip_config.json"
 _PREFIX = "open_clip_"
 _POSITIONS = "visual.positional_embedding"
 _SECTIONS = ("embed_dim", "vision_cfg", "text_cfg")
@@ -45,10 +40,7 @@ def resolve_open_clip(name: str, *, allow_pickle: bool = False, identifier: str 
     """
     source, _, rest = name.partition(":")
     if source == "local-dir":
-        path = Path(rest).expanduser().resolve()
-        if not path.is_dir():
-            siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
-            raise CheckpointError(f"there is no open_clip model at '{rest}' ({nearest(path.name, siblings)}).")
+        path = local_directory(rest, "open_clip")
         return _open(identifier or str(path), path, allow_pickle)
     if source == "hf-hub":
         repo, _, revision = rest.partition("@")
@@ -89,7 +81,7 @@ def _open_tag(name: str, allow_pickle: bool, identifier: str) -> OpenClipCheckpo
     if not settings:
         raise CheckpointError(f"open_clip has no weights '{tag}' for {architecture}; its tags: {', '.join(tags)}.")
     try:
-        with _quiet():
+        with quiet_open_clip():
             file = Path(pretrained.download_pretrained(settings))
     except Exception as error:  # urllib's, the Hub client's and open_clip's own errors share no base class
         reason = first_line(error)
@@ -105,34 +97,10 @@ def _open_tag(name: str, allow_pickle: bool, identifier: str) -> OpenClipCheckpo
     if settings.get("quick_gelu"):
         model["quick_gelu"] = True  # the tag was trained with it; open_clip only warns
     path = Path(tempfile.mkdtemp(prefix="open_clip-"))
-    config = {"model_cfg": model, "preprocess_cfg": _preprocessing(settings)}
-    (path / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-    _save_tokenizer(architecture, model, path)
+    config = write_tag_config(architecture, model, settings, path)
     checkpoint = OpenClipCheckpoint(identifier, path, (file,), config=config)
     weakref.finalize(checkpoint, shutil.rmtree, path, ignore_errors=True)
     return checkpoint
-
-
-def _preprocessing(settings: dict[str, Any]) -> dict[str, Any]:
-    """The preprocessing that a tag's settings imply, without the image size, which is the model's."""
-    from open_clip.transform import PreprocessCfg, merge_preprocess_dict
-
-    return {key: value for key, value in merge_preprocess_dict(PreprocessCfg(), settings).items() if key != "size"}
-
-
-def _save_tokenizer(architecture: str, model: dict[str, Any], path: Path) -> None:
-    """Put a tokenizer that comes from the Hub beside the configuration; images need none."""
-    import open_clip
-
-    if not model["text_cfg"].get("hf_tokenizer_name"):
-        return
-    try:
-        with _quiet():
-            open_clip.get_tokenizer(architecture).save_pretrained(path)
-    except (OSError, ValueError) as error:
-        logging.getLogger("latte_convert").warning(
-            "%s: its tokenizer cannot be fetched: %s", architecture, str(error).splitlines()[0]
-        )
 
 
 class OpenClipCheckpoint(Checkpoint):
@@ -201,7 +169,7 @@ class OpenClipCheckpoint(Checkpoint):
         import open_clip
 
         try:
-            with _quiet():
+            with quiet_open_clip():
                 return open_clip.create_model(
                     f"local-dir:{self.path}",
                     load_weights=False,
@@ -229,7 +197,7 @@ class OpenClipCheckpoint(Checkpoint):
         check_patches(resolution, max(model.visual.patch_size))
         resized = self._create(resolution).to(state[_POSITIONS].dtype)
         state[_POSITIONS] = state[_POSITIONS].float()  # there is no bicubic kernel for float16 on CPUs
-        with _quiet():
+        with quiet_open_clip():
             resize_pos_embed(state, resized)
         resized.load_state_dict(state)
         return resized
@@ -252,97 +220,3 @@ def _fit(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, T
 def _dtype(tensors: dict[str, Tensor]) -> torch.dtype:
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
-
-
-class OpenClipProcessor:
-    """open_clip's preprocessing for one modality; see ``calibration.feed.Processor``.
-
-    Args:
-        identifier: What the user called the checkpoint, for messages.
-        path: Its directory, where the tokenizer is, if it is not open_clip's default one.
-        config: Contents of its ``open_clip_config.json``.
-        modality: What the samples are.
-
-    Attributes:
-        apply: The transform, from a PIL image to ``(3, height, width)``, or the tokenizer, from texts to
-            ``(B, context_length)``.
-
-    Raises:
-        CheckpointError: The checkpoint does not say how its inputs are prepared.
-    """
-
-    sampling_rate: int | None = None
-
-    def __init__(self, identifier: str, path: Path, config: dict[str, Any], modality: Modality) -> None:
-        self.modality = modality
-        self.truncated: set[str] = set()
-        make = _transform if modality == "image" else _tokenizer
-        try:
-            self.apply: Any = make(path, config)
-        except (AssertionError, KeyError, OSError, TypeError, ValueError) as error:
-            what = "preprocess_cfg" if modality == "image" else "tokenizer"
-            reason = first_line(error)
-            raise CheckpointError(
-                f"{identifier} has no usable {what}, and guessing its preprocessing would be wrong ({reason})."
-            ) from None
-
-    def method(self, _model: nn.Module) -> str:
-        """The method of the tower that takes these samples."""
-        return f"encode_{self.modality}"
-
-    def towers(self, _model: nn.Module) -> set[str] | None:
-        """The tower that takes these samples."""
-        return {"vision" if self.modality == "image" else "text"}
-
-    def prepare(self, sample: Sample, model: nn.Module) -> Batch:
-        """Turn a sample into the tower's first argument: ``(1, 3, height, width)`` or ``(1, context_length)``."""
-        name = next(iter(inspect.signature(getattr(model, self.method(model))).parameters))
-        if self.modality == "image":
-            return {name: self.apply(sample.value)[None]}
-        if self._length(str(sample.value)) > self.apply.context_length:
-            self.truncated.add(sample.id)
-        return {name: self.apply([sample.value])}
-
-    def _length(self, text: str) -> int:
-        """Tokens of a text, the special ones included."""
-        if hasattr(self.apply, "encode"):
-            return len(self.apply.encode(text)) + 2
-        return len(self.apply.tokenizer(self.apply.clean_fn(text), verbose=False).input_ids)
-
-
-def _transform(_path: Path, config: dict[str, Any]) -> Any:
-    from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
-
-    given = config.get("preprocess_cfg") or {}
-    missing = [key for key in ("mean", "std") if given.get(key) is None]
-    if missing:
-        raise ValueError(f"{CONFIG} has no {' and no '.join(missing)}")
-    settings = merge_preprocess_dict(PreprocessCfg(), given)
-    settings["size"] = config["model_cfg"]["vision_cfg"].get("image_size", settings["size"])
-    return image_transform_v2(PreprocessCfg(**settings), is_train=False)
-
-
-def _tokenizer(path: Path, config: dict[str, Any]) -> Any:
-    import open_clip
-
-    from latte_convert.adapters.hf_inputs import _TOKENIZER_FILES
-
-    text = config["model_cfg"]["text_cfg"]
-    if text.get("hf_tokenizer_name") and not any(any(path.glob(name)) for name in _TOKENIZER_FILES):
-        # Transformers would make an empty tokenizer that maps every word to "unknown".
-        raise ValueError(f"{CONFIG} names the tokenizer {text['hf_tokenizer_name']}, whose files are not beside it")
-    with _quiet():
-        return open_clip.get_tokenizer(f"local-dir:{path}")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep open_clip's reports off the screen: it logs through the root logger, and thereby gives it a handler."""
-    root = logging.getLogger()
-    handlers, disabled = list(root.handlers), root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        root.handlers[:] = handlers
-        logging.disable(disabled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,3 +24,16 @@ def quiet_transformers() -> Iterator[None]:
         hf_logging.set_verbosity(verbosity)
         if bars:
             hf_logging.enable_progress_bar()
+
+
+@contextmanager
+def quiet_open_clip() -> Iterator[None]:
+    """Keep open_clip's reports off the screen: it logs through the root logger, and thereby gives it a handler."""
+    root = logging.getLogger()
+    handlers, disabled = list(root.handlers), root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        logging.disable(disabled)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from latte_convert.adapters.checkpoint import Checkpoint, check_patches
 from latte_convert.adapters.hf_checkpoint import main_dtype
-from latte_convert.adapters.weights import download, read_json, weight_files
+from latte_convert.adapters.weights import download, local_directory, read_json, weight_files
 from latte_convert.calibration.feed import Batch
 from latte_convert.errors import CheckpointError, nearest
 
@@ -38,10 +38,7 @@ def resolve_timm(name: str, *, allow_pickle: bool = False, identifier: str | Non
     """
     source, _, rest = name.partition(":")
     if source == "local-dir":
-        path = Path(rest).expanduser().resolve()
-        if not path.is_dir():
-            siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
-            raise CheckpointError(f"there is no timm model at '{rest}' ({nearest(path.name, siblings)}).")
+        path = local_directory(rest, "timm")
         return _open(identifier or str(path), path, None, allow_pickle)
     repo = rest if source in ("hf-hub", "hf_hub") else _hub_id(name)
     repo, _, revision = repo.partition("@")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latte_convert.errors import CheckpointError, first_line
+from latte_convert.errors import CheckpointError, first_line, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,3 +145,16 @@ def read_file(file: Path) -> dict[str, Tensor]:
     if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
         raise CheckpointError(f"{file} does not hold a plain dictionary of tensors; save model.state_dict() instead.")
     return tensors
+
+
+def local_directory(name: str, library: str) -> Path:
+    """The directory that ``local-dir:NAME`` stands for, as an absolute path.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    path = Path(name).expanduser().resolve()
+    if not path.is_dir():
+        siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+        raise CheckpointError(f"there is no {library} model at '{name}' ({nearest(path.name, siblings)}).")
+    return path

@@ -95,11 +95,13 @@ def attend_far(query: Tensor, order: Tensor, far: Far, tiling: Tiling | None, sc
         if far.left is not None:
             inside = window[some, strip]
             left = far.left.flatten(0, 1).index_select(0, inside.flatten())
-            added = added + left.reshape(*inside.shape, columns)
+            added = left.reshape(*inside.shape, columns).add_(added)
         found = _attend(rows[some, strip], key[some], value[some], added, scale)
         parts.append([x.flatten(0, 1) for x in found])
-    back = back + views * size * torch.arange(heads, device=query.device)[:, None]
-    whole = (torch.cat(x).index_select(0, back.flatten()) for x in zip(*parts, strict=True))
+    whole = [torch.cat(x) for x in zip(*parts, strict=True)]
+    if back is not None:
+        back = back + views * size * torch.arange(heads, device=query.device)[:, None]
+        whole = [x.index_select(0, back.flatten()) for x in whole]
     return Attended(*(x.reshape(heads, queries, -1) for x in whole))
 
 

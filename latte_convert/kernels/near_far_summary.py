@@ -146,8 +146,13 @@ def _means(query: Tensor, order: Tensor, asked: Tensor | None) -> Tensor:
     return (rows * weight).sum(2) / weight.sum(2).clamp_min(1)
 
 
-def in_order(tokens: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """``(G, Nq, ·)`` as ``(G, V, m, ·)``, some token where there is none; and where each token went, ``(G, Nq)``."""
+def in_order(tokens: Tensor, order: Tensor) -> tuple[Tensor, Tensor | None]:
+    """``(G, Nq, ·)`` as ``(G, V, m, ·)``, some token where there is none; and where each token went, ``(G, Nq)``.
+
+    One view leaves the tokens where they are, and the second answer is None.
+    """
+    if order.shape[1] == 1:
+        return tokens[:, None], None
     heads, count, _ = tokens.shape
     flat = order.flatten(1)
     start = count * torch.arange(heads, device=order.device)[:, None]

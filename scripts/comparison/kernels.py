@@ -27,6 +27,7 @@ class Entry:
         options: Options of its constructor, over those that the kernel recommends.
         propagate: Whether the chosen sites are fitted again, each on what it gets behind converted ones.
         share: Far keys of ``near_far`` as one of this many tokens, so that they mean the same at every length.
+        detail: Whether the overview leaves it out.
         table: Which table it belongs to: all kernels, or one of the two ablations.
         variant: Its column in a table of ablations.
     """
@@ -36,6 +37,7 @@ class Entry:
     options: dict[str, Any] = field(default_factory=dict)
     propagate: bool = False
     share: int | None = None
+    detail: bool = False
     table: Table = "main"
     variant: str = ""
 
@@ -61,6 +63,8 @@ RIVALS = ("qt_vit", "elu", "relu", "performer")
 NEAR_FAR = ((2, 1, 32, 3), (2, 1, 20, 3), (2, 1, 10, 2), (4, 2, 10, 2), (8, 2, 8, 2), (8, 2, 4, 2))
 """Window, halo, far keys as one of this many tokens, and steps of k-means: from cheap to faithful."""
 VIEWS = (1, 8)
+DETAILS = ((2, 1, 32, 3), (2, 1, 10, 2), (8, 2, 4, 2))
+"""Those that the overview leaves out."""
 
 _BASE = only("exact_prefix", "sigma")
 _PER_HEAD = {"granularity": "head"}
@@ -78,10 +82,10 @@ def _main() -> Iterator[Entry]:
     for (window, halo, share, steps), views in product(NEAR_FAR, VIEWS):
         options = {"window": window, "halo": halo, "steps": steps, "views": views}
         label = f"near_far {window}/{halo}, 1/{share}, {steps} steps" + (f", {views} views" if views > 1 else "")
-        yield Entry(label, "near_far", options, share=share)
+        yield Entry(label, "near_far", options, share=share, detail=(window, halo, share, steps) in DETAILS)
     for window, halo, far in ((2, 1, "pooled"), (0, 0, "clustered"), (0, 0, "pooled")):
         options = {"window": window, "halo": halo, "far": far}
-        yield Entry(f"near_far {window}/{halo}, 1/10, {far}", "near_far", options, share=10)
+        yield Entry(f"near_far {window}/{halo}, 1/10, {far}", "near_far", options, share=10, detail=True)
     yield Entry("near_far", "near_far")
 
 

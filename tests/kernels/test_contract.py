@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from comparing import LargestTensor
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from latte_convert.adapters.base import TokenLayout
 from latte_convert.bench.flops import measured_flops
@@ -235,20 +235,6 @@ def test_exact_prefix_rows_are_softmax(name: str, masked: bool) -> None:
 
 
 # --- cost ---
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operator returns."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, Tensor):
-                # What is allocated: an expanded view has no elements of its own.
-                self.numel = max(self.numel, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return out
 
 
 @pytest.mark.parametrize("name", sorted(set(kernel_names()) - {"exact"}))

@@ -3,56 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 import torch
+from comparing import DIM, HEADS, TOLERANCE, LargestTensor, assert_close, assert_grads_close, some_mask, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from latte_convert.errors import UsageError
 from latte_convert.kernels.latte import LatteKernel, latte_attention
 from latte_convert.kernels.reference import latte_reference
 
-HEADS, DIM, VALUE_DIM = 3, 8, 6
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 SHAPES = [(1, 1), (7, 7), (130, 130), (5, 70), (70, 5), (64, 192)]
 quick = settings(deadline=None, max_examples=8, derandomize=True)
 seeds = st.integers(0, 2**16)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def tokens(queries: int, keys: int, *, batch: int = 2, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Query, key and value in the layout of real callers: views of ``(B, N, H, d)`` projections."""
-    sizes = [(queries, DIM), (keys, DIM), (keys, VALUE_DIM)]
-    return [torch.randn(batch, n, HEADS, d).transpose(1, 2).to(dtype) for n, d in sizes]
 
 
 def scalars(groups: int = 1, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     names = ("delta_q", "delta_k", "beta_q", "beta_k")
     drawn = {name: (torch.rand(groups) + 0.5).to(dtype) for name in names}
     return {"alpha": (torch.rand(groups) * 2 - 1).to(dtype), **drawn}
-
-
-def some_mask(keys: int) -> Tensor:
-    """Two rows of random keys: the first of them sees none at all."""
-    return torch.stack([torch.zeros(keys, dtype=torch.bool), torch.rand(keys) > 0.4])
-
-
-def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    assert actual.shape == expected.shape
-    assert actual.dtype == expected.dtype
-    assert actual.isfinite().all()
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 # --- parity with the specification ---
@@ -80,13 +51,7 @@ def test_outputs_and_gradients_equal_the_reference(
         actual = latte_attention(*inputs, **settings_, **call)
         expected = latte_reference(*inputs, **settings_, **call)
         assert_close(actual, expected, TOLERANCE[dtype])
-        weight = torch.randn_like(expected)
-        got = torch.autograd.grad((actual * weight).sum(), leaves)
-        wanted = torch.autograd.grad((expected * weight).sum(), leaves)
-        for one, other in zip(got, wanted, strict=True):
-            # The gradient of a scalar sums over all tokens: measure it against its own size.
-            size = max(1.0, other.abs().max().item())
-            assert_close(one / size, other / size, TOLERANCE[dtype])
+        assert_grads_close(actual, expected, leaves, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -238,20 +203,6 @@ def test_the_gradient_is_finite_at_the_largest_anchor() -> None:
     out.square().sum().backward()
     assert parameters["alpha"].grad is not None
     assert parameters["alpha"].grad.isfinite().all()
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operator returns."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, Tensor):
-                # What is allocated: an expanded view has no elements of its own.
-                self.numel = max(self.numel, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return out
 
 
 @pytest.mark.parametrize("causal", [False, True])

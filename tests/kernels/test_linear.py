@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from comparing import DIM, HEADS, TOLERANCE, VALUE_DIM, assert_close, assert_grads_close, some_mask, tokens
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -21,9 +22,8 @@ from latte_convert.kernels.reference.qt_vit import qt_vit_reference
 from latte_convert.kernels.reference.relu import relu_reference
 from latte_convert.kernels.reference.taylor2 import taylor2_reference
 
-HEADS, DIM, VALUE_DIM, SCALE = 3, 8, 6, 0.3
+SCALE = 0.3
 SHAPES = [(1, 1), (7, 7), (130, 130), (5, 70), (70, 5), (64, 192)]
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 NARROW = (torch.float32, torch.float16, torch.bfloat16)
 REFERENCES: dict[str, Callable[..., Tensor]] = {
     "elu": lambda kernel, *qkv, scale, **call: elu_reference(*qkv, **call),
@@ -44,22 +44,6 @@ def build(name: str) -> Kernel:
     return kernel
 
 
-def tokens(queries: int, keys: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Query, key and value in the layout of real callers: views of ``(B, N, H, d)`` projections."""
-    sizes = [(queries, DIM), (keys, DIM), (keys, VALUE_DIM)]
-    return [torch.randn(2, n, HEADS, d).transpose(1, 2).to(dtype) for n, d in sizes]
-
-
-def some_mask(keys: int) -> Tensor:
-    """Two rows of random keys: the first of them sees none at all."""
-    return torch.stack([torch.zeros(keys, dtype=torch.bool), torch.rand(keys) > 0.4])
-
-
-def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    assert actual.dtype is expected.dtype
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-
-
 # --- the kernels ---
 
 
@@ -76,14 +60,7 @@ def test_outputs_and_gradients_equal_the_reference(
     call: dict[str, Any] = {"scale": SCALE, "mask": some_mask(shape[1]) if masked else None, "causal": causal}
     actual, expected = kernel(*inputs, **call), REFERENCES[name](kernel, *inputs, **call)
     assert_close(actual, expected, TOLERANCE[dtype])
-    weight = torch.randn_like(expected)
-    leaves = [*inputs, *kernel.parameters()]
-    got = torch.autograd.grad((actual * weight).sum(), leaves)
-    wanted = torch.autograd.grad((expected * weight).sum(), leaves)
-    for one, other in zip(got, wanted, strict=True):
-        # The gradient of a parameter sums over all tokens, and one past an almost empty divisor is large.
-        size = max(1.0, other.abs().max().item())
-        assert_close(one / size, other / size, TOLERANCE[dtype])
+    assert_grads_close(actual, expected, [*inputs, *kernel.parameters()], TOLERANCE[dtype])
 
 
 @every_kernel

@@ -7,9 +7,9 @@ import math
 
 import pytest
 import torch
+from comparing import DIM, HEADS, TOLERANCE, VALUE_DIM, LargestTensor, assert_close, assert_grads_close, tokens
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from latte_convert.adapters.base import TokenLayout
@@ -19,21 +19,8 @@ from latte_convert.kernels.monarch import MonarchKernel, monarch_attention
 from latte_convert.kernels.reference.monarch import monarch_reference
 from latte_convert.kernels.reference.softmax import softmax_reference
 
-HEADS, DIM, VALUE_DIM = 3, 8, 6
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 # Queries, keys, block: one block, full blocks, padding, blocks of one, queries behind an exact prefix.
 SHAPES = [(1, 1, 1), (9, 9, 9), (24, 24, 6), (29, 29, 5), (7, 7, 1), (26, 29, 6), (20, 29, 5)]
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
-def tokens(queries: int, keys: int, *, batch: int = 2, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Query, key and value in the layout of real callers: views of ``(B, N, H, d)`` projections."""
-    sizes = [(queries, DIM), (keys, DIM), (keys, VALUE_DIM)]
-    return [torch.randn(batch, n, HEADS, d).transpose(1, 2).to(dtype) for n, d in sizes]
 
 
 def some_mask(keys: int) -> Tensor:
@@ -41,13 +28,6 @@ def some_mask(keys: int) -> Tensor:
     seen = torch.rand(keys) > 0.3
     seen[keys // 4 : 3 * keys // 4] = False
     return torch.stack([torch.zeros(keys, dtype=torch.bool), seen])
-
-
-def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    assert actual.shape == expected.shape
-    assert actual.dtype == expected.dtype
-    assert actual.isfinite().all()
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 # --- parity with the specification ---
@@ -67,11 +47,7 @@ def test_outputs_and_gradients_equal_the_reference(
         call = {"scale": 0.5, "block": block, "steps": steps, "mask": mask}
         actual, expected = monarch_attention(*inputs, **call), monarch_reference(*inputs, **call)
         assert_close(actual, expected, TOLERANCE[dtype])
-        weight = torch.randn_like(expected)
-        got = torch.autograd.grad((actual * weight).sum(), inputs)
-        wanted = torch.autograd.grad((expected * weight).sum(), inputs)
-        for one, other in zip(got, wanted, strict=True):
-            assert_close(one, other, TOLERANCE[dtype] * max(1.0, other.abs().max().item()))
+        assert_grads_close(actual, expected, inputs, TOLERANCE[dtype])
 
 
 def test_two_blocks_of_two_by_hand() -> None:
@@ -174,19 +150,6 @@ def test_autocast_keeps_everything_in_float32() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = monarch_attention(*inputs, scale=0.5, block=6, steps=2)
     assert torch.equal(out, monarch_attention(*inputs, scale=0.5, block=6, steps=2))
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operator returns."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, Tensor):
-                self.numel = max(self.numel, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return out
 
 
 @pytest.mark.parametrize("masked", [False, True])

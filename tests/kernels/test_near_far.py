@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from comparing import LargestTensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from latte_convert.adapters.base import TokenLayout
 from latte_convert.bench.flops import measured_flops
@@ -39,14 +38,6 @@ CASES = [  # prefix, grid or length, window, halo, clusters, steps, views
     (5, 3, 1, 1, 2, 1, 8),
     (0, (4, 4), 9, 4, 4, 1, 1),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def size_of(grid: tuple[int, int] | int) -> int:
@@ -307,19 +298,6 @@ def test_threads_do_not_change_the_result() -> None:
         torch.set_num_threads(threads)
         outs.append(near_far_attention(*inputs, scale=SCALE, grid=(30, 30), window=5, halo=2, clusters=25))
     assert torch.equal(*outs)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operator returns."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, Tensor):
-                self.numel = max(self.numel, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return out
 
 
 @pytest.mark.parametrize("grid", [(256, 256), None])

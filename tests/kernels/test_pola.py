@@ -6,8 +6,18 @@ import itertools
 
 import pytest
 import torch
+from comparing import (
+    DIM,
+    HEADS,
+    TOLERANCE,
+    VALUE_DIM,
+    LargestTensor,
+    assert_close,
+    assert_grads_close,
+    some_mask,
+    tokens,
+)
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from latte_convert.errors import UsageError
@@ -15,37 +25,12 @@ from latte_convert.kernels.cost import CallShape
 from latte_convert.kernels.pola import PolaKernel, pola_attention
 from latte_convert.kernels.reference.pola import pola_reference
 
-HEADS, DIM, VALUE_DIM = 3, 8, 7
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 SHAPES = [(1, 1), (7, 7), (67, 67), (5, 70), (70, 5)]
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
-def tokens(queries: int, keys: int, *, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Query, key and value in the layout of real callers: views of ``(B, N, H, d)`` projections."""
-    sizes = [(queries, DIM), (keys, DIM), (keys, VALUE_DIM)]
-    return [torch.randn(2, n, HEADS, d).transpose(1, 2).to(dtype) for n, d in sizes]
 
 
 def exponents() -> Tensor:
     """One for each channel, over the published range."""
     return 1 + 4 * torch.rand(HEADS, DIM)
-
-
-def some_mask(keys: int) -> Tensor:
-    """Two rows of random keys: the first of them sees none at all."""
-    return torch.stack([torch.zeros(keys, dtype=torch.bool), torch.rand(keys) > 0.4])
-
-
-def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    assert actual.shape == expected.shape
-    assert actual.dtype == expected.dtype
-    assert actual.isfinite().all()
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 # --- parity with the specification ---
@@ -63,13 +48,7 @@ def test_outputs_and_gradients_equal_the_reference(
     actual = pola_attention(*inputs[:3], power=power, **call)
     expected = pola_reference(*inputs[:3], power=power, **call)
     assert_close(actual, expected, TOLERANCE[dtype])
-    weight = torch.randn_like(expected)
-    got = torch.autograd.grad((actual * weight).sum(), inputs)
-    wanted = torch.autograd.grad((expected * weight).sum(), inputs)
-    for one, other in zip(got, wanted, strict=True):
-        # A query with few channels of a sign divides by little: measure a gradient against the largest.
-        size = max(1.0, other.abs().max().item())
-        assert_close(one / size, other / size, TOLERANCE[dtype])
+    assert_grads_close(actual, expected, inputs, TOLERANCE[dtype])
 
 
 def test_one_query_by_hand() -> None:
@@ -157,19 +136,6 @@ def test_autocast_keeps_everything_in_float32() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = pola_attention(*inputs, power=power, scale=0.5)
     assert torch.equal(out, pola_attention(*inputs, power=power, scale=0.5))
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operator returns."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, Tensor):
-                self.numel = max(self.numel, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return out
 
 
 @pytest.mark.parametrize("causal", [False, True])
