@@ -135,6 +135,7 @@ def test_min_tokens_above_the_sequence_is_the_original_bit_for_bit(tiny_dino, ph
     inputs = batches(tiny_dino, photos)
     assert torch.equal(outputs(original, inputs), outputs(result.model, inputs))
     assert result.report.cost.flops.hybrid == result.report.cost.flops.original
+    assert any("says nothing of longer inputs" in warning for warning in result.report.warnings)
 
 
 def test_propagated_error_fits_on_converted_inputs(tiny_dino, photos):

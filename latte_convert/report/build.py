@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 def build_report(job: Job) -> Report:
     """Put together what a job has measured."""
     converted = [site.name for site in job.plan.converted] if job.plan else []
+    cost = _cost(job, job.fidelity, set(converted)) if job.fidelity else None
     return Report(
         tool_version=tool_version(),
         library_versions=library_versions(),
@@ -55,12 +56,24 @@ def build_report(job: Job) -> Report:
         sites=[_site(job, site, site.name in converted) for site in job.sites],
         converted=converted,
         fidelity=_fidelity(job.fidelity, len(job.holdout)) if job.fidelity else None,
-        cost=_cost(job, job.fidelity, set(converted)) if job.fidelity else None,
+        cost=cost,
         frontier=[_frontier_point(job, point, chosen) for point, chosen in job.frontier] or None,
         maps=job.maps or None,
         stripes=_stripes(job) if job.stripes else None,
-        warnings=list(job.warnings),
+        warnings=[*job.warnings, *no_saving(cost, converted)],
     )
+
+
+def no_saving(cost: CostReport | None, converted: Sequence[str]) -> list[str]:
+    """A warning where samples are so short that the fidelity of the converted sites comes cheap."""
+    if cost is None or not converted or cost.flops.hybrid < cost.flops.original:
+        return []
+    longest = max(cost.tokens.get(name, 0) for name in converted)
+    return [
+        f"at the length of these samples ({longest:.0f} keys) the converted sites need no fewer FLOPs than softmax; some "
+        "kernels then run softmax. This fidelity says nothing of longer inputs: calibrate on samples as long as those "
+        "you deploy on."
+    ]
 
 
 def _finite(value: float | None) -> float | None:
