@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from samples import make_report
+from report.samples import make_report
 
 from latte_convert.report.build import no_saving
 from latte_convert.report.schema import FlopsReport
