@@ -71,8 +71,8 @@ def no_saving(cost: CostReport | None, converted: Sequence[str]) -> list[str]:
     longest = max(cost.tokens.get(name, 0) for name in converted)
     return [
         f"at the length of these samples ({longest:.0f} keys) the converted sites need no fewer FLOPs than softmax, "
-        "which some kernels then run. This fidelity says nothing of longer inputs: calibrate on samples as long as those "
-        "you deploy on."
+        "which some kernels then run. This fidelity says nothing of longer inputs: calibrate on samples as long as "
+        "those you deploy on."
     ]
 
 
