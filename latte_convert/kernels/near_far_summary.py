@@ -176,11 +176,10 @@ def lowest(like: Tensor) -> float:
     return torch.finfo(like.dtype).min / 4
 
 
-def summary_products(queries: int, keys: int, count: int, steps: int, views: int, head_dim: int) -> int:
-    """Multiply-adds of the matmuls in ``summarise`` for ``count`` clusters, for one head.
-
-    Sums by cluster are no matmuls: about as many additions as a quarter of a key for each query and view would be.
-    """
+def summary_products(
+    queries: int, keys: int, count: int, *, steps: int, views: int, head_dim: int, value_dim: int
+) -> int:
+    """Multiply-adds of ``summarise`` for ``count`` clusters, for one head: its matmuls and ``summed``."""
     asked, seen, channels = sample_size(queries), sample_size(keys), assignment_channels(head_dim)
     products = (2 * asked + keys + views * count) * head_dim
     if steps:
@@ -192,4 +191,10 @@ def summary_products(queries: int, keys: int, count: int, steps: int, views: int
             size = rows // parts
             products += parts * (size + 2 * TURNS * len(range(0, size, max(1, size // LOOKED_AT)))) * channels
             parts *= 2
-    return products
+    return products + summed(queries, keys, steps=steps, views=views, head_dim=head_dim, value_dim=value_dim)
+
+
+def summed(queries: int, keys: int, *, steps: int, views: int, head_dim: int, value_dim: int) -> int:
+    """Numbers that are weighted and added to the mean of a cluster or a view: no matmuls, so no counter sees them."""
+    means = steps * keys * assignment_channels(head_dim) + views * keys * (head_dim + value_dim)
+    return means + (queries * head_dim if views > 1 else 0)
