@@ -294,19 +294,20 @@ def test_autocast_changes_nothing() -> None:
 def test_threads_do_not_change_the_result() -> None:
     inputs = tokens(900, 900, dtype=torch.float32)
     outs = []
+    far = {"clusters": 25, "views": 4}
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        outs.append(near_far_attention(*inputs, scale=SCALE, grid=(30, 30), window=5, halo=2, clusters=25))
+        outs.append(near_far_attention(*inputs, scale=SCALE, grid=(30, 30), window=5, halo=2, **far))
     assert torch.equal(*outs)
 
 
-@pytest.mark.parametrize("grid", [(256, 256), None])
+@pytest.mark.parametrize(("grid", "views"), [((256, 256), 1), (None, 1), ((256, 256), 8)])
 @pytest.mark.parametrize("grad", [False, True])
-def test_no_tensor_is_larger_than_a_few_of_the_inputs(grid: tuple[int, int] | None, grad: bool) -> None:
+def test_no_tensor_is_larger_than_a_few_of_the_inputs(grid: tuple[int, int] | None, views: int, grad: bool) -> None:
     inputs = [torch.randn(1, 1, 65536, 16) for _ in range(3)]
     with torch.set_grad_enabled(grad), LargestTensor() as largest:
         inputs[0].requires_grad_(grad)
-        near_far_attention(*inputs, scale=0.25, grid=grid)
+        near_far_attention(*inputs, scale=0.25, grid=grid, views=views)
     # Windows go in blocks: all their logits at once would be 144 + 128 to a query.
     assert 65536 * 16 <= largest.numel <= 65536 * 32
 
@@ -403,10 +404,11 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> Non
         kernel(**options)
 
 
-def test_compiled_it_gives_the_same() -> None:
+@pytest.mark.parametrize("views", [1, 4])
+def test_compiled_it_gives_the_same(views: int) -> None:
     inputs = tokens(100, 100, dtype=torch.float32)
     call = {"scale": SCALE, "layout": TokenLayout(grid=(10, 10))}
-    plain = kernel(window=3, halo=1, clusters=9)
+    plain = kernel(window=3, halo=1, clusters=9, views=views)
     compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
         assert_close(compiled(*inputs, **call), plain(*inputs, **call), 1e-5)
