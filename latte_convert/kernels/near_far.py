@@ -23,8 +23,8 @@ softmax, the column does not change when a constant is added to all keys.
 **Views.** What a cluster shows can depend on who looks: queries are divided into ``views`` groups of equal size, and
 each group has its own ``q̄``, and so its own ``c``, ``v_C`` and ``b_C`` of the same clusters. A third less error with 8
 of them on DINOv2, for 2% of the FLOPs of softmax at 785 tokens; but sums of keys and the sorting of queries take more
-time than their FLOPs say, and on a CPU more clusters buy as much. A group is cut in two at the median along the direction
-in which its queries differ most, again and again: equal groups attend in one batched product.
+time than their FLOPs say, and on a CPU more clusters buy as much. A group is cut in two at the median along the
+direction in which its queries differ most, again and again: equal groups attend in one batched product.
 
 **Members in the region** are seen one by one, so each window takes their share of the cluster's mass, as the mean of
 all queries sees it, out of ``b_C``. The cluster's key and value stay those of all members.
