@@ -13,7 +13,7 @@ from latte_convert.kernels.base import Extras
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.recipe import Candidate, Recipe
 
-PAPER = Path(__file__).resolve().parents[2] / "configs" / "paper.yaml"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 Table = Literal["main", "tte_jpn", "extras"]
 
 
@@ -71,9 +71,11 @@ _PER_HEAD = {"granularity": "head"}
 
 
 def _main() -> Iterator[Entry]:
-    paper = candidates(Recipe.from_yaml(PAPER))[0]
+    paper = candidates(Recipe.from_yaml(CONFIGS / "paper.yaml"))[0]
     yield Entry("latte (paper)", paper.kernel, only() | paper.options, variant="TTE and JPN")
-    yield Entry("latte (all free)", "latte", _PER_HEAD | everything(), propagate=True)
+    linear = Recipe.from_yaml(CONFIGS / "linear.yaml")
+    free = candidates(linear)[0]
+    yield Entry("latte (all free)", free.kernel, only() | free.options, propagate=linear.propagate_error)
     for name in (*RIVALS, "pola", "taylor2"):
         yield Entry(name, name, _BASE)
     yield Entry("fitted", "fitted", only("exact_prefix", "key_shift", "output_map"))
