@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 # Elements of the tensors that a CPU is given to work on at a time, so that they stay in its cache.
 BLOCK = 2**19
-# Tokens whose mean and spread stand for those of all.
+# Tokens whose mean and spread stand for those of all, where there are twice as many or more.
 SAMPLE = 512
+GOLDEN = (5**0.5 - 1) / 2
 
 
 def block_size(like: Tensor) -> int:
@@ -35,13 +36,35 @@ def grid_cells(grid: tuple[int, int], clusters: int, device: torch.device) -> Te
     return (row[:, None] * columns + column).flatten()
 
 
-def sample_size(tokens: int) -> int:
-    """Number of tokens whose mean and spread stand for those of all."""
-    return len(_sample(tokens))
+def sample_size(tokens: int, most: int = SAMPLE) -> int:
+    """Number of tokens that stand for all: ``most`` where there are twice as many or more, else all."""
+    return tokens if tokens < 2 * most else most
 
 
-def _sample(tokens: int) -> range:
-    return range(0, tokens, max(1, tokens // SAMPLE))
+def golden_places(counts: Tensor, most: int) -> Tensor:
+    """``most`` places among the first ``counts``, ``(G, 1)``, as evenly as can be: ``(G, most)``.
+
+    Multiples of the golden ratio: equal steps would see only a few columns of a grid whose width they have in common.
+    """
+    shares = torch.arange(most, device=counts.device) * GOLDEN % 1
+    return (shares * counts).long()
+
+
+def take(tokens: Tensor, places: Tensor) -> Tensor:
+    """``(G, n, d)`` at places ``(G, s)``: ``(G, s, d)``."""
+    start = tokens.shape[1] * torch.arange(len(tokens), device=tokens.device)[:, None]
+    return tokens.flatten(0, 1).index_select(0, (places + start).flatten()).reshape(*places.shape, -1)
+
+
+def _sample(tokens: Tensor, counted: Tensor | None) -> Tensor | None:
+    """Places of the tokens that stand for all that count, ``(G, SAMPLE)``; None: all of them do."""
+    heads, size, _ = tokens.shape
+    if sample_size(size) == size:
+        return None
+    if counted is None:
+        return golden_places(torch.full((heads, 1), size, device=tokens.device), SAMPLE)
+    order = counted.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+    return order.gather(1, golden_places(counted.sum(1, keepdim=True), SAMPLE))
 
 
 def assignment_channels(head_dim: int) -> int:
@@ -52,15 +75,13 @@ def assignment_channels(head_dim: int) -> int:
 def moments(tokens: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation, ``(G, 1, d)``, of ``(G, n, d)``; ``counted`` is bool ``(G, n)``, None for all.
 
-    From about ``SAMPLE`` tokens in equal steps where there are more.
+    From ``SAMPLE`` tokens where there are at least twice as many.
     """
-    some = tokens[:, :: _sample(tokens.shape[1]).step]
-    if counted is None:
-        weight = some.new_full((len(some), 1, some.shape[1]), 1 / some.shape[1])
-    else:
-        weight = counted[:, None, :: _sample(tokens.shape[1]).step].to(some.dtype)
-        weight = weight / weight.sum(-1, keepdim=True).clamp_min(1)
-    return _moments(some, weight)
+    weight = tokens.new_ones(*tokens.shape[:2], 1) if counted is None else counted[..., None].to(tokens.dtype)
+    places = _sample(tokens, counted)
+    if places is not None:
+        tokens, weight = take(tokens, places), take(weight, places)
+    return _moments(tokens, (weight / weight.sum(1, keepdim=True).clamp_min(1)).mT)
 
 
 def _moments(tokens: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,13 +166,21 @@ def weigh(pull: Tensor, assign: Tensor, count: int) -> tuple[Tensor, Tensor, Ten
     return weight, top, _sums(weight, assign, count)
 
 
-def features_of(key: Tensor, pull: Tensor, spread: Tensor) -> Tensor:
-    """The channels of the keys that move the logits most, times how far queries differ there, ``(G, n, r)``."""
-    step = _sample(key.shape[1]).step
-    weight = pull[:, ::step].softmax(-1).nan_to_num(0)[:, None]
-    size = _moments(key[:, ::step], weight)[1] * spread
-    channels = size.topk(assignment_channels(key.shape[-1]), dim=-1).indices
-    return key.gather(2, channels.expand(-1, key.shape[1], -1)) * spread.gather(2, channels)
+def features_of(tokens: Tensor, pull: Tensor, spread: Tensor, counted: Tensor | None) -> Tensor:
+    """The channels that move the logits most, times the spread of what they are multiplied with, ``(G, n, r)``.
+
+    Args:
+        tokens: ``(G, n, d)``, keys or queries.
+        pull: ``(G, n)``: logarithm of the weight of each in a standard deviation.
+        spread: ``(G, 1, d)``: standard deviation of the queries, or of the keys.
+        counted: bool ``(G, n)``, True where a token counts; None if all do.
+    """
+    some, weight, places = tokens, pull, _sample(tokens, counted)
+    if places is not None:
+        some, weight = take(tokens, places), pull.gather(1, places)
+    size = _moments(some, weight.softmax(-1).nan_to_num(0)[:, None])[1] * spread
+    channels = size.topk(assignment_channels(tokens.shape[-1]), dim=-1).indices
+    return tokens.gather(2, channels.expand(-1, tokens.shape[1], -1)) * spread.gather(2, channels)
 
 
 def nearest(features: Tensor, means: Tensor, mass: Tensor) -> Tensor:

@@ -105,9 +105,11 @@ class NearFarKernel(Kernel):
         **extras: Unpack[Extras],
     ) -> None:
         super().__init__(heads, head_dim, **extras)
-        numbers = (window, halo, (1 if clusters is None else clusters) - 1, steps - 1, views - 1)
-        fine = all(isinstance(x, int) and x >= 0 for x in numbers) and views & (views - 1) == 0
-        if not fine or far not in ("pooled", "clustered"):
+        least = {"window": (window, 0), "halo": (halo, 0), "steps": (steps, 1), "views": (views, 1)}
+        if clusters is not None:
+            least["clusters"] = (clusters, 1)
+        fine = all(type(value) is int and value >= most for value, most in least.values())
+        if not fine or views & (views - 1) or far not in ("pooled", "clustered"):
             raise UsageError(
                 f"near_far has no window={window}, halo={halo}, far={far!r}, clusters={clusters}, steps={steps}, "
                 f"views={views}: window and halo are at least 0, clusters and steps at least 1, views is 1, 2, 4, 8 "
@@ -251,10 +253,14 @@ def near_far_attention(
         members held fixed.
 
     Raises:
-        UsageError: ``mask`` is not a boolean key mask.
+        UsageError: ``mask`` is not a boolean key mask, or ``views`` is no power of two.
     """
     check_mask(mask, key)
+    if views < 1 or views & (views - 1):
+        raise UsageError(f"views={views}: queries are divided into 1, 2, 4, 8 views and so on")
     places = Places.of(query.shape[2], key.shape[2], prefix, grid, aligned)
+    if not places.tokens or not query.shape[2]:  # nothing is far
+        return softmax_attention(query, key, value, scale=scale, mask=mask)
     tiling = places.tiling(window, halo)
     wide = torch.promote_types(query.dtype, torch.float32)
     settings = {"clusters": clusters, "steps": steps, "views": views}

@@ -152,7 +152,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, added: Tensor, scale: flo
     """Softmax attention of ``(·, n, d)`` to ``(·, c, d)`` with ``(·, n or 1, c)`` added to the logits."""
     if _FUSED is not None and _serves(query, value):
         added = added[:, None].expand(-1, -1, query.shape[1], -1)
-        heads = (x[:, None] for x in (query, key, value))
+        # Its output has the strides of the query, and is wrong where the channels are not next to each other.
+        heads = (x[:, None] for x in (query.contiguous(), key, value))
         out, total = _FUSED(*heads, attn_mask=added, scale=scale)
         return Attended(out[:, 0], total.reshape(*query.shape[:2], 1))
     logits = torch.baddbmm(added, query, key.mT, alpha=scale)

@@ -13,10 +13,12 @@ from latte_convert.kernels.clustering import (
     cell_counts,
     cluster_means,
     features_of,
+    golden_places,
     grid_cells,
     kmeans,
     moments,
     sample_size,
+    take,
     weigh,
 )
 from latte_convert.kernels.near_far_windows import Places
@@ -24,7 +26,7 @@ from latte_convert.kernels.near_far_windows import Places
 TURNS = 2
 """Steps of the power iteration that finds the direction in which queries differ most."""
 LOOKED_AT = 64
-"""Queries of a group that it looks at, about."""
+"""Queries of a group that it looks at, where there are twice as many or more."""
 
 
 class Summary(NamedTuple):
@@ -83,7 +85,7 @@ def summarise(
     with torch.no_grad():
         assign = grid_cells(places.cells_of, clusters, key.device).expand(key.shape[:2])
         if steps:
-            assign = kmeans(features_of(key, pull[:, 0], spread), pull[:, 0], assign, count, steps)
+            assign = kmeans(features_of(key, pull[:, 0], spread, seen), pull[:, 0], assign, count, steps)
     weight, _, mass = weigh(pull[:, 0], assign, count)
     order = torch.arange(query.shape[1], device=query.device).expand(len(query), 1, -1)
     if views > 1:
@@ -108,15 +110,14 @@ def _views(query: Tensor, spread: Tensor, views: int, asked: Tensor | None) -> T
     padded = view_size(queries, views) * views
     alike = query.new_zeros(heads, queries)
     counted = torch.ones_like(alike, dtype=torch.bool) if asked is None else asked
-    features = features_of(query, alike.masked_fill(~counted, float("-inf")), spread)
+    features = features_of(query, alike.masked_fill(~counted, float("-inf")), spread, asked)
     features = F.pad(features, (0, 0, 0, padded - queries))
     counted = F.pad(counted, (0, padded - queries))
-    order = torch.arange(padded, device=query.device).expand(heads, -1)
+    order = counted.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
     parts = 1
     while parts < views:
-        index = (order + padded * torch.arange(heads, device=order.device)[:, None]).flatten()
-        some = features.flatten(0, 1).index_select(0, index).reshape(heads * parts, padded // parts, -1)
-        real = counted.flatten().index_select(0, index).reshape(heads * parts, -1)
+        some = take(features, order).reshape(heads * parts, padded // parts, -1)
+        real = counted.gather(1, order).reshape(heads * parts, -1)
         place = _along(some, real).masked_fill(~real, float("inf")).argsort(dim=1, stable=True)
         order = order.reshape(heads * parts, -1).gather(1, place).reshape(heads, -1)
         parts *= 2
@@ -124,12 +125,15 @@ def _views(query: Tensor, spread: Tensor, views: int, asked: Tensor | None) -> T
 
 
 def _along(features: Tensor, real: Tensor) -> Tensor:
-    """How far each row of ``(G, n, r)`` is along the direction of most variance of the real ones, ``(G, n)``."""
-    step = max(1, features.shape[1] // LOOKED_AT)
-    some, weight = features[:, ::step], real[:, ::step, None].to(features.dtype)
+    """How far each row of ``(G, n, r)`` is along the direction of most variance of the real ones, which come first."""
+    some, weight = features, real[..., None].to(features.dtype)
+    size = features.shape[1]
+    if (most := sample_size(size, LOOKED_AT)) < size:
+        places = golden_places(real.sum(1, keepdim=True), most)
+        some, weight = take(features, places), take(weight, places)
     centred = (some - (some * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp_min(1)) * weight
     farthest = centred.square().sum(-1).argmax(1)
-    direction = centred[torch.arange(len(some), device=some.device), farthest][:, None]
+    direction = take(centred, farthest[:, None])
     for _ in range(TURNS):
         direction = (direction @ centred.mT) @ centred
         direction = direction / direction.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(direction.dtype).tiny)
@@ -189,7 +193,7 @@ def summary_products(
         rows, parts = view_size(queries, views) * views, 1
         while parts < views:
             size = rows // parts
-            products += parts * (size + 2 * TURNS * len(range(0, size, max(1, size // LOOKED_AT)))) * channels
+            products += parts * (size + 2 * TURNS * sample_size(size, LOOKED_AT)) * channels
             parts *= 2
     return products + summed(queries, keys, steps=steps, views=views, head_dim=head_dim, value_dim=value_dim)
 

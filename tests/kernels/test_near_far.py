@@ -160,6 +160,17 @@ def test_cross_attention_sees_prefix_and_clusters(masked: bool, views: int) -> N
     assert_close(out, near_far_reference(*inputs, **found, **call), 1e-9)
 
 
+@pytest.mark.parametrize("views", [1, 4])
+@pytest.mark.parametrize("strided", [0, 1, 2])
+def test_channels_need_not_be_next_to_each_other(views: int, strided: int) -> None:
+    inputs = tokens(256, 256, dtype=torch.float32)
+    call = {"scale": SCALE, "grid": (16, 16), "window": 4, "halo": 1, "clusters": 8, "views": views}
+    with torch.inference_mode():
+        expected = near_far_attention(*inputs, **call)
+        inputs[strided] = inputs[strided].mT.contiguous().mT  # as a convolution gives them
+        assert_close(near_far_attention(*inputs, **call), expected, 1e-5)
+
+
 # --- limits ---
 
 
@@ -265,6 +276,24 @@ def test_what_is_masked_does_not_matter_be_it_query_key_or_value() -> None:
     out, changed = (kernel(window=4, halo=1, clusters=16)(*qkv, **call) for qkv in (inputs, other))
     seen = mask[:, None, :, None]
     assert_close(out * seen, changed * seen, 1e-9)
+
+
+@pytest.mark.parametrize("views", [1, 8])
+@pytest.mark.parametrize("seen", ["odd tokens", "a band of columns"])
+def test_what_is_seen_may_be_anywhere(seen: str, views: int) -> None:
+    # Statistics are those of some tokens: these have to be some of those that are seen.
+    side = 64
+    places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), -1).reshape(-1, 2)
+    waves = (places.float() @ torch.randn(2, HEADS * DIM)) / 24
+    query, key, value = (
+        (wave.sin() + 0.3).reshape(1, -1, HEADS, DIM).transpose(1, 2) for wave in (waves, waves, waves + 1)
+    )
+    index = torch.arange(side**2)
+    mask = (index % 2 == 1 if seen == "odd tokens" else (index % side > 8) & (index % side < 16))[None]
+    call = {"scale": SCALE, "mask": mask, "grid": (side, side)}
+    out = near_far_attention(query, key, value, views=views, **call)
+    exact = softmax_reference(query, key, value, scale=SCALE, mask=mask)
+    assert float((out - exact).norm() / exact.norm()) < 0.05
 
 
 # --- numerics, cost, memory ---
