@@ -103,7 +103,12 @@ def _weighed(
     wanted = count(job.sites, recipe)
     if recipe.scorer != "greedy":
         points = frontier(errors, costs)
-        return points, points if wanted is None else frontier(errors, costs, convert=most_robust(errors, wanted))
+        if wanted is None:
+            return points, points
+        # A kernel that costs no less than softmax may well be softmax: no error, and nothing gained.
+        saving = that_save(errors, costs) if recipe.scorer == "isolated" else {}
+        first = {site for site, values in saving.items() if min(values) < float("inf")}
+        return points, frontier(errors, costs, convert=most_robust(errors, wanted, first))
     several = any(len(each) > 1 for each in candidates.values())
     steps = greedy_order(
         job.model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +56,17 @@ class Point:
     cosine: float | None = None
 
 
-def most_robust(errors: Mapping[str, Sequence[float]], count: int) -> list[str]:
+def most_robust(errors: Mapping[str, Sequence[float]], count: int, first: Container[str] = ()) -> list[str]:
     """The ``count`` sites whose best kernel hurts least, fewer where fewer have a finite error.
 
-    Equal errors go by the order of ``errors``.
+    Args:
+        errors: The error of each kernel on each site.
+        count: How many sites.
+        first: Sites that come before all others. Equal errors go by the order of ``errors``.
     """
     best = {site: min(values, default=float("inf")) for site, values in errors.items()}
-    return sorted((site for site in best if best[site] < float("inf")), key=best.__getitem__)[:count]
+    finite = (site for site in best if best[site] < float("inf"))
+    return sorted(finite, key=lambda site: (site not in first, best[site]))[:count]
 
 
 def that_save(errors: Mapping[str, Sequence[float]], costs: Mapping[str, SiteCost]) -> dict[str, list[float]]:

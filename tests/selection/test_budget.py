@@ -228,3 +228,10 @@ def test_points_for_a_table():
     assert [len(point.kernels) for point in spaced(POINTS, 4)] == [0, 3, 6, 9]
     assert spaced(POINTS, 50) == POINTS
     assert spaced(POINTS[:1], 5) == POINTS[:1]
+
+
+def test_sites_that_gain_something_come_first() -> None:
+    errors = {"short": [0.0], "long": [0.2], "longer": [0.1], "broken": [float("inf")]}
+    assert most_robust(errors, 2) == ["short", "longer"]
+    assert most_robust(errors, 2, first={"long", "longer", "broken"}) == ["longer", "long"]
+    assert most_robust(errors, 9, first={"long", "longer", "broken"}) == ["longer", "long", "short"]
