@@ -105,9 +105,9 @@ def _weighed(
         points = frontier(errors, costs)
         if wanted is None:
             return points, points
-        # A kernel that costs no less than softmax may well be softmax: no error, and nothing gained.
-        saving = that_save(errors, costs) if recipe.scorer == "isolated" else {}
-        first = {site for site, values in saving.items() if min(values) < float("inf")}
+        # What costs exactly as much as softmax runs softmax at these lengths: no error, and nothing gained.
+        real = {site for site, cost in costs.items() if any(flops != cost.exact for flops in cost.kernels)}
+        first = real if recipe.scorer == "isolated" else ()
         return points, frontier(errors, costs, convert=most_robust(errors, wanted, first))
     several = any(len(each) > 1 for each in candidates.values())
     steps = greedy_order(

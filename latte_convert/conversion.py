@@ -50,14 +50,18 @@ class Result:
     job: Job
 
     def save(self, out: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the artifact; see ``latte_convert.artifact.save``.
+        """Write the artifact; see ``latte_convert.artifact.save``. ``report`` then names it by its fingerprint.
+
+        Returns:
+            ``out``.
 
         Raises:
             OutputError: ``out`` exists and ``overwrite`` is off, or it cannot be written.
         """
         from latte_convert.artifact.save import save_artifact
 
-        return save_artifact(self.job, self.plan, self.report, Path(out), overwrite=overwrite)
+        self.report = save_artifact(self.job, self.plan, self.report, Path(out), overwrite=overwrite)
+        return Path(out)
 
 
 def convert(
@@ -201,6 +205,11 @@ def analyse(job: Job, progress: Progress = silent) -> Plan:
             f"{', …' if len(broken) > 3 else ''}."
         )
     assert job.plan is not None
+    if not job.plan.converted:
+        job.warnings.append(
+            "nothing was converted: exact attention is all that the recipe's budget asks for or allows. Set ratio or "
+            "k, or a lower max_flops or min_fidelity."
+        )
     return job.plan
 
 

@@ -170,7 +170,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise RecipeError(f"recipe {path} cannot be read: {reason}. configs/default.yaml is a start.") from None
     try:
         values = yaml.load(text, _Loader)  # noqa: S506 (it is a SafeLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a huge number, or no such date
         raise RecipeError(f"recipe {path} is not valid YAML: {' '.join(str(error).split())}") from None
     if values is None:
         return {}

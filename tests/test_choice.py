@@ -143,6 +143,29 @@ def test_max_flops_is_kept(scenes, most):
     assert len(within) < len(points), "the budget must rule something out for this test to mean anything"
 
 
+def test_sites_that_are_too_short_to_gain_are_named(scenes):
+    recipe = Recipe(options=SMALL, samples=4, ratio=1.0)
+    result = latte_convert.convert(DETR, scenes, recipe=recipe)
+    idle = [
+        name
+        for name in result.report.converted
+        if result.model.get_submodule(name).latte.flops(shape(name)) >= softmax_flops(shape(name))
+    ]
+    assert 0 < len(idle) < len(result.report.converted)
+    (warning,) = (text for text in result.report.warnings if "longer inputs" in text)
+    assert warning.startswith(f"{len(idle)} of {len(result.report.converted)} converted sites")
+    assert idle[0] in warning
+
+
+def test_a_site_where_near_far_is_softmax_comes_last(scenes):
+    recipe = Recipe(options=SMALL, samples=4, k=4, include=("decoder",))
+    report = latte_convert.convert(DETR, scenes, recipe=recipe).report
+    cross = {site.name for site in report.sites if site.eligible and site.name.endswith("encoder_attn")}
+    assert len(cross) == 3
+    assert cross < set(report.converted)  # though self-attention on nine object queries scores 0
+    assert all(site.score.value == 0 for site in report.sites if site.eligible and site.name not in cross)
+
+
 def test_a_lower_min_fidelity_converts_more(scenes):
     strict, lax = (convert(scenes, min_fidelity=least, include=("encoder.layers",)) for least in (0.99, 0.8))
     assert len(lax.report.converted) > len(strict.report.converted) > 0

@@ -135,7 +135,8 @@ def test_min_tokens_above_the_sequence_is_the_original_bit_for_bit(tiny_dino, ph
     inputs = batches(tiny_dino, photos)
     assert torch.equal(outputs(original, inputs), outputs(result.model, inputs))
     assert result.report.cost.flops.hybrid == result.report.cost.flops.original
-    assert any("says nothing of longer inputs" in warning for warning in result.report.warnings)
+    (warning,) = result.report.warnings
+    assert warning.startswith("4 of 4 converted sites need no fewer FLOPs than softmax")
 
 
 def test_propagated_error_fits_on_converted_inputs(tiny_dino, photos):
@@ -258,3 +259,10 @@ def test_a_loaded_model_needs_batches_and_a_checkpoint_needs_samples(tiny_dino, 
 def test_a_model_of_another_library_is_refused(photos):
     with pytest.raises(CheckpointError, match="not a model this version can convert"):
         latte_convert.convert(torch.nn.Linear(2, 2), [{}, {}])
+
+
+def test_a_budget_that_converts_nothing_is_told(tiny_dino, photos):
+    result = latte_convert.convert(tiny_dino, photos, recipe=Recipe(kernel="latte", samples=4, max_flops=1.0))
+    assert result.report.converted == []
+    assert [warning for warning in result.report.warnings if warning.startswith("nothing was converted: ")]
+    assert result.report.fidelity.outputs["last_hidden_state"].cosine == 1.0

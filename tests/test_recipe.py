@@ -63,6 +63,8 @@ def test_bad_values_are_named(values, message):
         (b"ratio: 0.5\nkernel: latte\nratio: 0.5\n", "'ratio' is given on line 1 and again on line 3"),
         (b"options:\n  window: 1\n  'window': 2\n", "'window' is given on line 2 and again on line 3"),
         (b"{k: 1, k: 2}\n", "'k' is given on line 1 and again on line 1"),
+        (b"options: " + b"[" * 3000 + b"]" * 3000, "not valid YAML"),
+        (b"k: " + b"9" * 5000, "not valid YAML"),
         (b"- 1\n- 2\n", "must be a mapping"),
         (b"1: 2\n", "must be a mapping"),
         (b"\xff\xfe\x00", "not UTF-8"),

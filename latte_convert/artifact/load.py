@@ -93,7 +93,7 @@ def open_artifact(directory: str | Path, *, device: str = "cpu", trust_remote_co
         )
     try:
         originals = {key: t for key, t in tensors.items() if key not in ours}
-        model, unexpected = source.instantiate(originals, _resolution(manifest))
+        model, unexpected = source.instantiate(originals, manifest.recipe.get("resolution"))
     except CheckpointError as error:
         raise IntegrityError(str(error)) from None
     strange = sorted(set(unexpected) - set(manifest.source.unexpected_keys))
@@ -101,13 +101,6 @@ def open_artifact(directory: str | Path, *, device: str = "cpu", trust_remote_co
         raise IntegrityError(f"{path} holds tensors that the model does not know: {', '.join(strange[:5])}.")
     model = model.to(device)
     return Artifact(path, model, find_adapter(model), kernels, manifest, source)
-
-
-def _resolution(manifest: Manifest) -> int | None:
-    resolution = manifest.recipe.get("resolution")
-    if resolution is None or (isinstance(resolution, int) and resolution > 0):
-        return resolution
-    raise IntegrityError(f"the manifest's recipe has resolution {resolution!r}, which is no number of pixels.")
 
 
 def build_kernels(manifest: Manifest, tensors: Mapping[str, Tensor]) -> dict[str, Kernel]:

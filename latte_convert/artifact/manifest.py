@@ -95,6 +95,22 @@ class Manifest(_Model):
                 raise ValueError(f"'{name}' is not a file inside the artifact")
         return files
 
+    @field_validator("sites")
+    @classmethod
+    def _once(cls, sites: list[SiteRecord]) -> list[SiteRecord]:
+        names = [site.name for site in sites]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"'{twice}' is listed twice")
+        return sites
+
+    @field_validator("recipe")
+    @classmethod
+    def _pixels(cls, recipe: dict[str, Any]) -> dict[str, Any]:
+        resolution = recipe.get("resolution")
+        if resolution is not None and (type(resolution) is not int or resolution < 1):
+            raise ValueError(f"resolution {resolution!r} is no number of pixels")
+        return recipe
+
 
 def read_manifest(directory: Path) -> Manifest:
     """Read and check ``latte.json``.
@@ -107,7 +123,7 @@ def read_manifest(directory: Path) -> Manifest:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise IntegrityError(f"{directory} is not an artifact of latte: it has no {MANIFEST}.") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, not UTF-8, or a huge number
         raise IntegrityError(f"{path} is damaged: {error}. Convert again, or get the file anew.") from None
     version = content.get("schema_version") if isinstance(content, dict) else None
     if isinstance(version, int) and version > MANIFEST_VERSION:
@@ -120,4 +136,6 @@ def read_manifest(directory: Path) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise IntegrityError(f"{path}: {where}: {first['msg']}. The manifest was changed or cut short.") from None
+        raise IntegrityError(
+            f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}. The manifest was changed or cut short."
+        ) from None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from latte_convert.rewrite.plan import Plan
 
 
-def save_artifact(job: Job, plan: Plan, report: Report, out: Path, *, overwrite: bool = False) -> Path:
+def save_artifact(job: Job, plan: Plan, report: Report, out: Path, *, overwrite: bool = False) -> Report:
     """Write the artifact of a conversion.
 
     Args:
@@ -39,7 +39,7 @@ def save_artifact(job: Job, plan: Plan, report: Report, out: Path, *, overwrite:
         overwrite: Replace an existing directory; it stays until the new one is complete.
 
     Returns:
-        ``out``.
+        The report as it was written, with the artifact's fingerprint.
 
     Raises:
         OutputError: ``out`` exists and ``overwrite`` is off, or it cannot be written.
@@ -56,9 +56,10 @@ def save_artifact(job: Job, plan: Plan, report: Report, out: Path, *, overwrite:
             weights = write_tensors({**originals, **ours}, directory, source.weights_stem)
             manifest = _manifest(job, plan, report, originals, [*sidecars, *weights], directory)
             write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
+            report = report.model_copy(update={"artifact_fingerprint": manifest.fingerprint})
             write_json(directory / REPORT, report.model_dump(mode="json"))
             write_html(report, directory / "report.html")
-    return out
+    return report
 
 
 def protected_paths(job: Job) -> list[Path]:

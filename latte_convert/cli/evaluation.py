@@ -112,11 +112,12 @@ def evaluate(
 
 def _check_out(out: Path, overwrite: bool) -> None:
     from latte_convert.errors import UsageError
+    from latte_convert.evaluation.result import EvalReport
     from latte_convert.report.write import check_report_target
 
     if out.suffix != ".json":
         raise UsageError(f"--out takes a .json file, not '{out.name}'.")
-    check_report_target(out, overwrite=overwrite)
+    check_report_target(out, overwrite=overwrite, kind=EvalReport)
 
 
 def _show(report: EvalReport) -> None:

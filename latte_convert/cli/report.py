@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from latte_convert.cli import console
+
+if TYPE_CHECKING:
+    from latte_convert.report.schema import Report
 
 _OUTPUT, _COMPARE = "Output", "Comparison for CI"
 
@@ -103,14 +106,30 @@ def _one(path: Path, out: Path | None, plots: bool, overwrite: bool) -> list[Pat
         out, path / "report.html" if path.is_dir() else path.with_suffix(".html"), overwrite or out is None
     )
     data = target.with_suffix(".json")
-    if out is not None:
-        check_report_target(data, overwrite=overwrite)
+    check_report_target(data, overwrite=overwrite or out is None)
     report = read_report(path)
+    _check_kept(path, data, report)
     for file in plot_paths(report, target.parent, target.stem) if plots and out is not None else ():
         check_report_target(file, overwrite=overwrite)
     for file in (target, data):
         write_report(report, file)
     return [target, data, *(write_plots(report, target.parent, target.stem) if plots else [])]
+
+
+def _check_kept(path: Path, data: Path, report: Report) -> None:
+    """Refuse to replace an artifact's report by one that leaves out results which no other file holds."""
+    from latte_convert.errors import OutputError
+    from latte_convert.names import REPORT
+    from latte_convert.report.read import only_embedded
+
+    if not (path.is_dir() and data.resolve() == (path / REPORT).resolve()):
+        return
+    if lost := only_embedded(path, report):
+        raise OutputError(
+            f"{data} alone holds results that would be lost ({'; '.join(lost[:3])}{'; …' if len(lost) > 3 else ''}): "
+            "they were measured on another artifact, or their own file is gone. Write the page elsewhere with --out, "
+            "or measure them again with 'latte bench --save' or 'latte eval --out'."
+        )
 
 
 def _several(paths: list[Path], out: Path | None, plots: bool, overwrite: bool) -> list[Path]:

@@ -30,15 +30,16 @@ class Agreement:
 
     def add(self, original: Tensor, converted: Tensor) -> None:
         """Add a pair of equal shape ``(..., D)``, any floating dtype."""
-        a = original.detach().float().reshape(-1, original.shape[-1])
-        b = converted.detach().float().reshape(-1, a.shape[-1])
-        # cosine_similarity clamps norms: two zero vectors would count as unlike.
-        cosine = torch.nn.functional.cosine_similarity(a, b, dim=-1)
-        both_zero = (a == 0).all(-1) & (b == 0).all(-1)
-        self.cosine_sum += float(torch.where(both_zero, 1.0, cosine).double().sum())
+        # Equal layouts are summed in equal order, and sqrt(x * x) is x: the cosine of equal vectors is 1 to the bit.
+        a = original.detach().double().reshape(-1, original.shape[-1]).contiguous()
+        b = converted.detach().double().reshape(-1, a.shape[-1]).contiguous()
+        aa, bb, ab = a.square().sum(-1), b.square().sum(-1), (a * b).sum(-1)
+        norms = (aa * bb).sqrt()
+        cosine = torch.where(norms == 0, (aa == bb).double(), (ab / norms).clamp(-1, 1))  # two zero vectors are alike
+        self.cosine_sum += float(cosine.sum())
         self.tokens += len(a)
-        self.squared_error += float((a - b).double().square().sum())
-        self.squared_norm += float(a.double().square().sum())
+        self.squared_error += float((a - b).square().sum())
+        self.squared_norm += float(aa.sum())
         self.elements += a.numel()
         self.same += int((a.argmax(-1) == b.argmax(-1)).sum())
 

@@ -17,6 +17,7 @@ from latte_convert.calibration.candidates import label
 from latte_convert.evaluation.compare import Agreement
 from latte_convert.evaluation.stripes import correlation
 from latte_convert.kernels.base import Kernel
+from latte_convert.kernels.cost import softmax_flops
 from latte_convert.kernels.exact import ExactKernel
 from latte_convert.report.schema import (
     AgreementReport,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 def build_report(job: Job) -> Report:
     """Put together what a job has measured."""
     converted = [site.name for site in job.plan.converted] if job.plan else []
-    cost = _cost(job, job.fidelity, set(converted)) if job.fidelity else None
     return Report(
         tool_version=tool_version(),
         library_versions=library_versions(),
@@ -56,23 +56,32 @@ def build_report(job: Job) -> Report:
         sites=[_site(job, site, site.name in converted) for site in job.sites],
         converted=converted,
         fidelity=_fidelity(job.fidelity, len(job.holdout)) if job.fidelity else None,
-        cost=cost,
+        cost=_cost(job, job.fidelity, set(converted)) if job.fidelity else None,
         frontier=[_frontier_point(job, point, chosen) for point, chosen in job.frontier] or None,
         maps=job.maps or None,
         stripes=_stripes(job) if job.stripes else None,
-        warnings=[*job.warnings, *no_saving(cost, converted)],
+        warnings=[*job.warnings, *no_saving(job)],
     )
 
 
-def no_saving(cost: CostReport | None, converted: Sequence[str]) -> list[str]:
-    """A warning where samples are so short that the fidelity of the converted sites comes cheap."""
-    if cost is None or not converted or cost.flops.hybrid < cost.flops.original:
+def no_saving(job: Job) -> list[str]:
+    """A warning where held-out samples are so short that the fidelity of converted sites comes cheap."""
+    if job.plan is None or job.fidelity is None:
         return []
-    longest = max(cost.tokens.get(name, 0) for name in converted)
+    kernels = job.kernels(job.plan.converted)
+    shapes = {name: shape for name, shape in job.fidelity.shapes.items() if name in kernels}
+    idle = [
+        name
+        for name, shape in shapes.items()
+        if shape.keys < job.recipe.min_tokens or kernels[name].flops(shape) >= softmax_flops(shape)
+    ]
+    if not idle:
+        return []
+    longest = max(shapes[name].keys for name in idle)
     return [
-        f"at the length of these samples ({longest:.0f} keys) the converted sites need no fewer FLOPs than softmax, "
-        "which some kernels then run. This fidelity says nothing of longer inputs: calibrate on samples as long as "
-        "those you deploy on."
+        f"{len(idle)} of {len(shapes)} converted sites need no fewer FLOPs than softmax at the length of these samples "
+        f"({longest} keys at most): {', '.join(idle[:3])}{', …' if len(idle) > 3 else ''}. Their fidelity says nothing "
+        "of longer inputs: calibrate on samples as long as those you deploy on."
     ]
 
 

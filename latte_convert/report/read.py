@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +21,9 @@ logger = logging.getLogger("latte_convert")
 _M = TypeVar("_M", bound=BaseModel)
 _A = TypeVar("_A", BenchReport, EvalReport)
 
+RESULTS: dict[str, type[BenchReport | EvalReport]] = {BENCH: BenchReport, EVALUATIONS: EvalReport}
+"""What the results beside a report hold, by the pattern of their names."""
+
 
 def read_report(path: Path) -> Report:
     """The report of an artifact, joined by its ``bench.json`` and its ``eval*.json``; or one report file as it is.
@@ -32,47 +34,87 @@ def read_report(path: Path) -> Report:
         path: The artifact's directory, or a ``.json`` file.
 
     Raises:
-        InputError: There is no report, it cannot be read, or it follows another version of the schema.
+        InputError: There is no report, it cannot be read, it follows another version of the schema, or it is a
+            ``report.json`` of another artifact than the one it lies in.
         IntegrityError: The artifact has no manifest that can be read.
     """
-    if not path.is_dir():
-        return _read(path, Report)
-    report = _read(path / REPORT, Report)
-    benches, evaluations = (sorted(path.glob(pattern)) for pattern in (BENCH, EVALUATIONS))
+    if path.name == REPORT or not path.is_dir():
+        return _own_report(path)
+    report = _own_report(path / REPORT)
+    benches, evaluations = (sorted(path.glob(pattern)) for pattern in RESULTS)
     if not benches and not evaluations and not (path / MANIFEST).exists():
         return report  # kept without its artifact, as CI keeps the last one
     fingerprint = read_manifest(path).fingerprint
+    foreign: list[Path] = []
 
     def own(files: list[Path], kind: type[_A], earlier: list[_A]) -> list[_A]:
         """By the files beside the report; where none is of this artifact, by what the report holds already."""
-        found = _own([(file, _read(file, kind)) for file in files], fingerprint)
-        return found or _own([(path / REPORT, result) for result in earlier], fingerprint)
+        for found in ([(file, read(file, kind)) for file in files], [(path / REPORT, result) for result in earlier]):
+            foreign.extend(file for file, result in found if result.artifact_fingerprint != fingerprint)
+            if ours := [result for _, result in found if result.artifact_fingerprint == fingerprint]:
+                return ours
+        return []
 
     bench = own(benches, BenchReport, [report.bench] if report.bench else [])
-    return report.model_copy(
-        update={
-            "bench": bench[0] if bench else None,
-            "evaluations": own(evaluations, EvalReport, report.evaluations or []) or None,
-        }
-    )
-
-
-def _own(results: Iterable[tuple[Path, _A]], fingerprint: str) -> list[_A]:
-    """The results that were measured on the artifact with this fingerprint; the others are warned of."""
-    own = []
-    for file, result in results:
-        if result.artifact_fingerprint == fingerprint:
-            own.append(result)
-            continue
+    joined = {
+        "bench": bench[0] if bench else None,
+        "evaluations": own(evaluations, EvalReport, report.evaluations or []) or None,
+    }
+    for file in dict.fromkeys(foreign):
         logger.warning(
-            "a result in %s was measured on another artifact, or does not say on which, and is left out. Remove it, "
-            "or measure this artifact with 'latte bench --save' or 'latte eval'.",
+            "a result in %s was measured on another artifact, or does not say on which, and is left out. Measure this "
+            "artifact with 'latte bench --save' or 'latte eval --out'.",
             file,
         )
-    return own
+    return report.model_copy(update=joined)
 
 
-def _read(path: Path, kind: type[_M]) -> _M:
+def only_embedded(directory: Path, report: Report) -> list[str]:
+    """What the ``report.json`` of an artifact alone holds, and ``report`` does not: lost if that took its place.
+
+    A result is not lost where a newer one of the same kind, task and data is in ``report``.
+
+    Returns:
+        Names of the results.
+
+    Raises:
+        InputError: A file cannot be read.
+    """
+    files = {file: kind for pattern, kind in RESULTS.items() for file in directory.glob(pattern)}
+    kept = [read(file, kind) for file, kind in files.items()]
+    newer = {_name(result) for result in _results(report)}
+    old = _results(read(directory / REPORT, Report))
+    return [_name(result) for result in old if result not in kept and _name(result) not in newer]
+
+
+def _results(report: Report) -> list[BenchReport | EvalReport]:
+    return [*([report.bench] if report.bench else []), *(report.evaluations or [])]
+
+
+def _name(result: BenchReport | EvalReport) -> str:
+    return f"{result.task} on {', '.join(result.data)}" if isinstance(result, EvalReport) else "bench"
+
+
+def _own_report(path: Path) -> Report:
+    """A report file; a ``report.json`` beside a manifest must be of that artifact, where it says of which it is."""
+    report = read(path, Report)
+    manifest = path.parent / MANIFEST
+    if path.name != REPORT or report.artifact_fingerprint is None or not manifest.exists():
+        return report
+    if report.artifact_fingerprint != read_manifest(path.parent).fingerprint:
+        raise InputError(
+            f"{path} is of another artifact than the {MANIFEST} beside it. Put this artifact's own {REPORT} back, or "
+            "convert again."
+        )
+    return report
+
+
+def read(path: Path, kind: type[_M]) -> _M:
+    """A document of one kind, strictly.
+
+    Raises:
+        InputError: There is none, it cannot be read, it is of another kind, or follows another version of its schema.
+    """
     known = kind.model_fields["schema_version"].default
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -83,8 +125,9 @@ def _read(path: Path, kind: type[_M]) -> _M:
     except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, not UTF-8, or a huge number
         raise InputError(f"{path} cannot be read as JSON: {error}.") from None
     version = content.get("schema_version") if isinstance(content, dict) else None
-    if version is None:
-        raise InputError(f"{path} is not a report of latte: it has no schema_version.")
+    if type(version) is not int:
+        what = "it has no schema_version" if version is None else "its schema_version is not a whole number"
+        raise InputError(f"{path} is not a report of latte: {what}.")
     if version != known:
         raise InputError(
             f"{path} follows version {version} of the schema; this latte_convert reads version {known}. Read it with "

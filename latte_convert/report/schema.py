@@ -198,6 +198,11 @@ class Report(_Model):
     tool_version: str
     library_versions: dict[str, str]
     created: str = Field(description="UTC, ISO 8601.")
+    artifact_fingerprint: str | None = Field(
+        None,
+        description="Of the artifact it was saved in, over its files and kernels; null without one, or where an older "
+        "version wrote it.",
+    )
     source: SourceReport
     recipe: dict[str, Any]
     calibration: CalibrationReport

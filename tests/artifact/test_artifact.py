@@ -75,6 +75,11 @@ def test_the_fingerprint_is_that_of_the_hybrid(artifact, change, same):
     assert (read_manifest(artifact).fingerprint == before) is same
 
 
+def test_the_report_says_of_which_artifact_it_is(result, saved):
+    recorded = json.loads((saved / "report.json").read_text())["artifact_fingerprint"]
+    assert recorded == result.report.artifact_fingerprint == read_manifest(saved).fingerprint
+
+
 def test_saving_does_not_change_the_umask_rights(artifact):
     assert (artifact / "model.safetensors").stat().st_mode & 0o777 == (artifact / "latte.json").stat().st_mode & 0o777
 
@@ -124,11 +129,13 @@ def test_a_kernel_that_answers_otherwise_is_found(artifact):
         (lambda m: m.update(schema_version=99), "schema version 99.*Upgrade"),
         (lambda m: m.update(future=1), "future"),
         (lambda m: m.pop("source"), "source"),
-        (lambda m: m["sites"].append({**m["sites"][0], "name": "encoder.layer.5.attention"}), "is missing"),
+        (lambda m: m["sites"].append({**m["sites"][0], "name": "encoder.layer.6.attention"}), "is missing"),
         (lambda m: m["sites"][0].update(options={"colour": 1}), "kernel 'latte' cannot be built"),
         (lambda m: m["source"].update(model_class="BertModel"), "the manifest says BertModel"),
+        (lambda m: m["sites"].append(m["sites"][0]), r"'encoder\.layer\.\d\.attention.*' is listed twice"),
+        (lambda m: m["recipe"].update(resolution=[1]), r"resolution \[1\] is no number of pixels"),
     ],
-    ids=["future", "unknown key", "lost key", "extra site", "bad options", "other class"],
+    ids=["future", "unknown key", "lost key", "extra site", "bad options", "other class", "site twice", "resolution"],
 )
 def test_a_changed_manifest_is_found(artifact, change, message):
     edit_manifest(artifact, change)
@@ -139,6 +146,9 @@ def test_a_changed_manifest_is_found(artifact, change, message):
 
 def test_not_json_not_there_not_an_artifact(artifact, tmp_path):
     (artifact / "latte.json").write_text("{")
+    with pytest.raises(IntegrityError, match="damaged"):
+        latte_convert.load(artifact)
+    (artifact / "latte.json").write_text('{"schema_version": ' + "9" * 5000 + "}")
     with pytest.raises(IntegrityError, match="damaged"):
         latte_convert.load(artifact)
     (artifact / "latte.json").unlink()

@@ -66,6 +66,23 @@ def test_json_is_one_document_and_the_same_in_a_file(latte, artifact, textures, 
     assert latte(*arguments, "--overwrite")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("latte.json", "is part of the artifact"),
+        ("config.json", "is part of the artifact"),
+        ("report.json", "holds the report of a conversion"),
+    ],
+)
+def test_what_an_artifact_consists_of_is_never_replaced(latte, artifact, textures, name, message):
+    before = (artifact / name).read_bytes()
+    arguments = ("eval", artifact, "--task", "knn", "--data", textures, "--out", artifact / name, "--overwrite")
+    code, stdout, stderr = latte(*arguments)
+    assert (code, stdout) == (3, "")
+    assert message in stderr
+    assert (artifact / name).read_bytes() == before
+
+
 def test_a_missed_gate_exits_4_and_still_reports(latte, artifact, textures):
     arguments = ("eval", artifact, "--task", "fidelity", "--data", textures / "test", "--json", "--fail-under")
     code, stdout, stderr = latte(*arguments, 1.0)

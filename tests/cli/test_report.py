@@ -92,6 +92,58 @@ def test_nothing_beside_the_page_is_replaced_either(latte: Latte, hybrid: Path, 
     assert (tmp_path / "other-sensitivity.png").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("latte.html", "latte.json is part of the artifact it lies in"),
+        ("sub/config.html", "config.json is part of the artifact it lies in"),
+        ("eval-knn.html", "eval-knn.json holds what 'latte eval' measured"),
+        ("bench.html", "bench.json holds what 'latte bench' measured"),
+    ],
+)
+def test_what_an_artifact_consists_of_is_never_replaced(latte: Latte, tmp_path: Path, page: str, message: str) -> None:
+    hybrid = write_artifact(
+        tmp_path / "hybrid", make_report(), files={"model.safetensors": "0", "sub/config.json": "1"}
+    )
+    (hybrid / "sub").mkdir()
+    (hybrid / "sub" / "config.json").write_text("{}")
+    (hybrid / "eval-knn.json").write_text(make_evaluation().model_dump_json())
+    (hybrid / "bench.json").write_text(make_bench().model_dump_json())
+    before = {path: path.read_bytes() for path in hybrid.rglob("*.json")}
+    for options in ((), ("--overwrite",)):
+        code, out, err = latte(hybrid, "--out", hybrid / page, *options)
+        assert (code, out) == (3, "")
+        assert message in err
+    assert {path: path.read_bytes() for path in hybrid.rglob("*.json")} == before
+    assert not (hybrid / page).exists()
+
+
+def test_a_report_of_another_artifact_is_not_believed(latte: Latte, hybrid: Path, tmp_path: Path) -> None:
+    foreign = make_report(cosine=0.9999, artifact_fingerprint="0" * 64)
+    path = write_artifact(tmp_path / "copied", foreign)
+    for arguments in ((path,), ("--compare", hybrid, path), ("--compare", hybrid, path / "report.json")):
+        code, out, err = latte(*arguments)
+        assert (code, out) == (3, "")
+        assert f"{path / 'report.json'} is of another artifact" in err
+
+
+def test_results_that_only_the_report_holds_are_not_lost(latte: Latte, tmp_path: Path) -> None:
+    foreign = [make_evaluation(task=task).model_copy(update={"artifact_fingerprint": None}) for task in ("knn", "sts")]
+    hybrid = write_artifact(tmp_path / "hybrid", make_report(evaluations=foreign))
+    before = (hybrid / "report.json").read_bytes()
+    for options in ((), ("--out", hybrid / "report.html", "--overwrite")):
+        code, out, err = latte(hybrid, *options)
+        assert (code, out) == (3, "")
+        assert err.count("warning: ") == 1
+        assert "would be lost (knn on clothing/; sts on clothing/)" in err
+        assert (hybrid / "report.json").read_bytes() == before
+    assert latte(hybrid, "--out", tmp_path / "page.html")[0] == 0
+    (hybrid / "eval-knn.json").write_text(make_evaluation().model_dump_json())  # measured again
+    (hybrid / "eval-old.json").write_text(foreign[1].model_dump_json())  # kept in a file
+    assert latte(hybrid)[0] == 0
+    assert Report.model_validate_json((hybrid / "report.json").read_bytes()).evaluations == [make_evaluation()]
+
+
 def test_the_page_of_a_file_lies_beside_it(latte: Latte, hybrid: Path) -> None:
     before = (hybrid / "report.json").read_bytes()
     older = hybrid / "older.json"

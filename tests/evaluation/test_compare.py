@@ -32,6 +32,23 @@ def test_equal_tensors_are_perfect_even_where_zero():
     assert agreement.relative_error == 0.0
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_the_cosine_of_equal_tensors_is_one_to_the_bit(dtype):
+    a = torch.randn(64, 385, generator=torch.Generator().manual_seed(0)).to(dtype)
+    agreement = Agreement()
+    agreement.add(a, a.clone())
+    agreement.add(a, a.T.contiguous().T)  # another layout
+    assert agreement.cosine == 1.0
+
+
+def test_nan_is_not_hidden_and_cosines_end_at_one():
+    agreement = Agreement()
+    agreement.add(torch.randn(1000, 7), torch.randn(1000, 1).abs() * torch.ones(1000, 7))
+    assert agreement.cosine <= 1
+    agreement.add(torch.full((1, 2), math.nan), torch.ones(1, 2))
+    assert math.isnan(agreement.cosine)
+
+
 def test_known_values():
     agreement = Agreement()
     agreement.add(torch.tensor([[3.0, 4.0]]), torch.tensor([[4.0, 3.0]]))
@@ -46,7 +63,7 @@ def test_zero_against_something_is_infinitely_wrong():
     assert agreement.relative_error == math.inf
 
 
-def test_half_precision_is_compared_in_float32():
+def test_half_precision_does_not_overflow():
     big = torch.full((1, 4), 300.0, dtype=torch.float16)
     agreement = Agreement()
     agreement.add(big, big)

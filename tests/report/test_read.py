@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from report.samples import HEX, make_bench, make_evaluation, make_full, make_report, write_artifact
+from report.samples import HEX, make_bench, make_evaluation, make_full, make_manifest, make_report, write_artifact
 
 from latte_convert.errors import InputError, IntegrityError
 from latte_convert.report.read import read_report
@@ -65,6 +65,27 @@ def test_a_report_that_holds_results_of_another_artifact(tmp_path: Path, caplog:
     assert [str(path / "report.json") in message for message in caplog.messages] == [True]
 
 
+def test_a_report_of_another_artifact(tmp_path: Path) -> None:
+    own = make_report(artifact_fingerprint=make_manifest().fingerprint)
+    path = write_artifact(tmp_path / "hybrid", own)
+    assert read_report(path) == read_report(path / "report.json") == own
+    foreign = make_report(artifact_fingerprint=HEX)
+    write_report(foreign, path / "report.json")
+    for place in (path, path / "report.json"):
+        with pytest.raises(InputError, match=r"report\.json is of another artifact than the latte\.json beside it"):
+            read_report(place)
+    write_report(foreign, path / "last.json")
+    assert read_report(path / "last.json") == foreign, "under any other name it is kept for a comparison"
+
+
+def test_a_report_that_is_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "report.json").mkdir()
+    for place in (tmp_path, tmp_path / "report.json"):
+        with pytest.raises(InputError, match=r"/report\.json cannot be read as JSON: .*directory") as caught:
+            read_report(place)
+        assert "report.json/report.json" not in str(caught.value)
+
+
 def test_a_report_that_was_kept_without_its_artifact(tmp_path: Path) -> None:
     write_report(make_full(), tmp_path / "report.json")
     assert read_report(tmp_path) == make_full()
@@ -82,6 +103,7 @@ def test_a_report_that_was_kept_without_its_artifact(tmp_path: Path) -> None:
         ('{"schema_version": ' + "9" * 5000 + "}", "cannot be read as JSON"),
         ("[]", "no schema_version"),
         ('{"a": 1}', "no schema_version"),
+        ('{"schema_version": "1"}', "its schema_version is not a whole number"),
         ('{"schema_version": 2}', "version 2 of the schema; this latte_convert reads version 1"),
         ('{"schema_version": 1}', "not a report of this kind: tool_version: Field required"),
     ],
