@@ -29,7 +29,7 @@ from latte_convert.adapters.base import TokenLayout
 from latte_convert.kernels.cost import CallShape, softmax_flops
 from latte_convert.kernels.near_far import NearFarKernel
 
-OPTIONS = ("window", "halo", "clusters", "steps")
+OPTIONS = ("window", "halo", "clusters", "steps", "views")
 Row = dict[str, Any]
 
 
