@@ -37,8 +37,9 @@ costs an eighth of what attending to the clusters costs, at hardly any loss.
 **Cost.** With regions of ``r`` tokens and ``c`` clusters, ``N·(r + c·(1 + steps/8) + prefix + 1.5·views)``
 products of a query and a key: linear in N, as ``c`` is capped. Where softmax itself is no dearer, it is what runs.
 
-**One softmax.** The near and the far field are attended to apart, each with the logarithm of its denominators; these
-say how the two outputs are mixed. The keys of a window's region are copied side by side, a few windows at a time.
+**One softmax.** With one view the columns of a window, near and far, are copied side by side, a few windows at a time:
+one product and one softmax see them all. With more, the near field is attended to by window and the far field by view,
+each with the logarithm of its denominators; these say how the two outputs are mixed.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from latte_convert.kernels.base import Extras, Kernel, check_mask
 from latte_convert.kernels.clustering import BLOCK, cell_counts
 from latte_convert.kernels.cost import CallShape, softmax_flops
 from latte_convert.kernels.linear import no_autocast
-from latte_convert.kernels.near_far_fields import attend_far, attend_near, far_columns, merge
+from latte_convert.kernels.near_far_fields import attend_far, attend_near, attend_together, far_columns, merge
 from latte_convert.kernels.near_far_summary import summarise, summary_products, view_size
 from latte_convert.kernels.near_far_windows import Places, Tiling
 from latte_convert.kernels.softmax import softmax_attention
@@ -206,10 +207,12 @@ class NearFarKernel(Kernel):
             head_dim=shape.head_dim,
             value_dim=shape.value_dim,
         )
-        pairs = view_size(shape.queries, self.views) * self.views * (count + places.prefix)
-        tiling = places.tiling(self.window, self.halo)
+        asked = view_size(shape.queries, self.views) * self.views
+        pairs, tiling = 0, places.tiling(self.window, self.halo)
         if tiling is not None:
-            pairs += tiling.number * tiling.window_tokens * tiling.region_tokens
+            padded = tiling.number * tiling.window_tokens
+            asked, pairs = (padded if self.views == 1 else asked), padded * tiling.region_tokens
+        pairs += asked * (count + places.prefix)
         return 2 * shape.heads * (products + pairs * (shape.head_dim + shape.value_dim))
 
 
@@ -269,7 +272,7 @@ def near_far_attention(
         for samples, heads in _blocks(key):
             q, k, v = (tokens[samples, heads].to(wide).flatten(0, 1) for tokens in (query, key, value))
             seen = None if mask is None else mask[samples].repeat_interleave(len(q) // len(mask[samples]), dim=0)
-            yield _attend_block(q, k, v, seen, places, tiling, scale, **settings).flatten(0, 1)
+            yield from _attend_block(q, k, v, seen, places, tiling, scale, **settings)
 
     with no_autocast(query.device.type):
         out = _stack(parts(), query.new_empty(query.shape[:3].numel(), value.shape[3]))
@@ -298,15 +301,18 @@ def _attend_block(
     tiling: Tiling | None,
     scale: float,
     **settings: int,
-) -> Tensor:
-    """``near_far_attention`` on ``(G, N, ·)``, heads of some samples; ``seen`` is bool ``(G, Nk)``."""
+) -> Iterable[Tensor]:
+    """``near_far_attention`` on ``(G, N, ·)``, heads of some samples, token by token; ``seen`` is bool ``(G, Nk)``."""
     first = places.prefix
     keys, values, inner = key[:, first:], value[:, first:], None if seen is None else seen[:, first:]
     summary = summarise(query, keys, values, places, scale=scale, seen=inner, **settings)
     alone = None if seen is None else seen[:, :first]
     columns = far_columns(summary, key[:, :first], value[:, :first], alone, tiling)
+    if tiling is not None and settings["views"] == 1:
+        return attend_together(query, keys, values, inner, tiling, scale, columns)
     far = attend_far(query, summary.order, columns, tiling, scale)
-    return far.out if tiling is None else merge(attend_near(query, keys, values, inner, tiling, scale), far)
+    near = None if tiling is None else attend_near(query, keys, values, inner, tiling, scale)
+    return [(far.out if near is None else merge(near, far)).flatten(0, 1)]
 
 
 def _stack(parts: Iterable[Tensor], out: Tensor) -> Tensor:

@@ -105,10 +105,21 @@ def attend_far(query: Tensor, order: Tensor, far: Far, tiling: Tiling | None, sc
     return Attended(*(x.reshape(heads, queries, -1) for x in whole))
 
 
+def attend_together(
+    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, tiling: Tiling, scale: float, far: Far
+) -> Iterator[Tensor]:
+    """Attention of each window to its region and to far columns in one view, under one softmax.
+
+    Arguments are those of ``attend_near``. Yields ``(·, dv)``, which together are the ``G·n`` tokens in their order.
+    """
+    for strip, logits, values in _windows(query, key, value, seen, tiling, scale, far):
+        yield tiling.merge(logits.softmax(-1) @ values, strip).flatten(0, 1)
+
+
 def attend_near(
     query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, tiling: Tiling, scale: float
 ) -> Attended:
-    """Attention of each window to its region, some heads or rows of windows at a time.
+    """Attention of each window to its region.
 
     Args:
         query: ``(G, n, d)``.
@@ -118,24 +129,53 @@ def attend_near(
         tiling: The windows.
         scale: Factor on the logits.
     """
-    hidden = _hidden(key, seen, tiling)
     outs, totals = [], []
-    for some, strip in _strips(key, value, tiling):
-        windows, keys, values = (
-            x.flatten(0, 2).flatten(1, 2)
-            for x in (tiling.windows(query[some], strip), *(tiling.regions(x[some], strip) for x in (key, value)))
-        )
-        added = hidden[some if seen is not None else slice(None), strip.start : strip.stop]
-        added = added.expand(query[some].shape[0], -1, -1, -1).flatten(0, 2)[:, None]
-        out, total = _attend(windows, keys, values, added, scale)
-        outs.append(tiling.merge(out, strip).flatten(0, 1))
-        totals.append(tiling.merge(total, strip).flatten(0, 1))
+    for strip, logits, values in _windows(query, key, value, seen, tiling, scale, None):
+        weights = logits.softmax(-1)
+        outs.append(tiling.merge(weights @ values, strip).flatten(0, 1))
+        totals.append(tiling.merge(_total(logits, weights), strip).flatten(0, 1))
     return Attended(*(torch.cat(x).reshape(*query.shape[:2], -1) for x in (outs, totals)))
 
 
-def _strips(key: Tensor, value: Tensor, tiling: Tiling) -> Iterator[tuple[slice, range]]:
-    """Heads, and rows of windows, whose regions fill a block."""
-    row = tiling.counts[1] * tiling.region_tokens * max(key.shape[2], value.shape[2])
+def _windows(
+    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, tiling: Tiling, scale: float, far: Far | None
+) -> Iterator[tuple[range, Tensor, Tensor]]:
+    """Rows of windows, their logits ``(windows, queries, n)`` and values ``(windows, n, dv)``, a block at a time.
+
+    Far columns are copied beside those of each region, so that one product sees them all.
+    """
+    hidden = _hidden(key, seen, tiling).expand(len(key), -1, -1, -1)
+    beside = None if far is None else _beside(far, tiling)
+    for some, strip in _strips(key, value, tiling, 0 if far is None else far.key.shape[2]):
+        windows = tiling.windows(query[some], strip).flatten(0, 2).flatten(1, 2)
+        keys, values = (tiling.regions(x[some], strip) for x in (key, value))
+        added = hidden[some, strip.start : strip.stop]
+        if far is None or beside is None:
+            keys, values = (x.flatten(0, 2).flatten(1, 2) for x in (keys, values))
+        else:
+            keys, values = _columns(keys, far.key[some, 0]), _columns(values, far.value[some, 0])
+            added = torch.cat([added, beside[some, strip.start : strip.stop]], dim=-1)
+        yield strip, torch.baddbmm(added.flatten(0, 2)[:, None], windows, keys.mT, alpha=scale), values
+
+
+def _beside(far: Far, tiling: Tiling) -> Tensor:
+    """What is added to the logits of the far columns in one view, ``(G, *counts, c)``."""
+    level = far.level if far.left is None else far.left + far.level
+    return level.reshape(len(level), *tiling.counts, -1)
+
+
+def _columns(regions: Tensor, far: Tensor) -> Tensor:
+    """The tokens of each region, then the far ones: ``(windows of all heads, n, c)``."""
+    near = regions.shape[3] * regions.shape[4]
+    columns = regions.new_empty(*regions.shape[:3], near + far.shape[1], far.shape[2])
+    columns[..., :near, :].view(regions.shape).copy_(regions)
+    columns[..., near:, :] = far[:, None, None]
+    return columns.flatten(0, 2)
+
+
+def _strips(key: Tensor, value: Tensor, tiling: Tiling, columns: int) -> Iterator[tuple[slice, range]]:
+    """Heads, and rows of windows, whose regions and as many more columns fill a block."""
+    row = tiling.counts[1] * (tiling.region_tokens + columns) * max(key.shape[2], value.shape[2])
     heads = max(1, block_size(key) // (row * tiling.counts[0]))
     rows = max(1, block_size(key) // row)
     for first, top in product(range(0, len(key), heads), range(0, tiling.counts[0], rows)):
@@ -150,16 +190,23 @@ def _hidden(key: Tensor, seen: Tensor | None, tiling: Tiling) -> Tensor:
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, added: Tensor, scale: float) -> Attended:
     """Softmax attention of ``(·, n, d)`` to ``(·, c, d)`` with ``(·, n or 1, c)`` added to the logits."""
-    if _FUSED is not None and _serves(query, value):
-        added = added[:, None].expand(-1, -1, query.shape[1], -1)
-        # Its output has the strides of the query, and is wrong where the channels are not next to each other.
-        heads = (x[:, None] for x in (query.contiguous(), key, value))
-        out, total = _FUSED(*heads, attn_mask=added, scale=scale)
-        return Attended(out[:, 0], total.reshape(*query.shape[:2], 1))
-    logits = torch.baddbmm(added, query, key.mT, alpha=scale)
-    weights = logits.softmax(-1)
-    # The largest weight is exp(largest logit - total). It is at least 1/c, so its logarithm is safe.
-    return Attended(weights @ value, logits.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log())
+    if _FUSED is None or not _serves(query, value):
+        logits = torch.baddbmm(added, query, key.mT, alpha=scale)
+        weights = logits.softmax(-1)
+        return Attended(weights @ value, _total(logits, weights))
+    added = added[:, None].expand(-1, -1, query.shape[1], -1)
+    # Its output has the strides of the query, and is wrong where the channels are not next to each other.
+    heads = (x[:, None] for x in (query.contiguous(), key, value))
+    out, total = _FUSED(*heads, attn_mask=added, scale=scale)
+    return Attended(out[:, 0], total.reshape(*query.shape[:2], 1))
+
+
+def _total(logits: Tensor, weights: Tensor) -> Tensor:
+    """Logarithm of the denominators of a softmax: its largest weight is ``exp(largest logit - total)``.
+
+    That weight is at least one over the number of columns, so its logarithm is safe.
+    """
+    return logits.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()
 
 
 def _serves(query: Tensor, value: Tensor) -> bool:

@@ -217,7 +217,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     cases = [case for case in results["cases"].values() if rows_of(case, "main")]
-    names = list(dict.fromkeys(row["name"] for case in cases for row in rows_of(case, "main")))
+    names = list(dict.fromkeys(series(row) for case in cases for row in rows_of(case, "main")))
     columns = max(1, min(3, len(cases)))
     height = max(1, -(-len(cases) // columns))
     picture, axes = pyplot.subplots(height, columns, figsize=(4.4 * columns, 3.6 * height), squeeze=False)
@@ -234,21 +234,29 @@ def plot(results: dict[str, Any], path: Path) -> None:
     pyplot.close(picture)
 
 
+def series(row: Row) -> str:
+    """What shares a mark in the plot: a kernel, and ``near_far`` with several views apart."""
+    views = row.get("options", {}).get("views", 1)
+    return f"{row['name']}, {views} views" if views > 1 else str(row["name"])
+
+
 def panel(axis: Any, case: dict[str, Any], names: Sequence[str]) -> None:
     """One case: a mark for each kernel, higher is better and further left is cheaper."""
     counts = levels(rows_of(case, "main"))
     middle = counts[len(counts) // 2]
     rows = [row for row in rows_of(case, "main") if row["sites"] == middle]
     for i, name in enumerate(names):
-        own = [row for row in rows if row["name"] == name]
+        own = [row for row in rows if series(row) == name]
         if own:
             where = [100 * row["flops_share"] for row in own], [max(1 - cosine(row), 1e-6) for row in own]
             axis.plot(*where, marker="osD^vP*X"[i % 8], color=f"C{i % 10}", ls="", alpha=0.8, label=name)
     axis.set(xscale="log", yscale="log", title=case["about"].split(";")[0])
     axis.set(xlabel="attention FLOPs, % of exact", ylabel=f"1 - cosine, {middle} of {rows[0]['of']} layers")
-    for ticks in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
-        ticks("{x:.3g}")
-    axis.tick_params(axis="x", which="both", labelsize=8)
+    axis.set_xticks([5, 10, 20, 50, 100, 200, 500], minor=False)
+    axis.set_xticks([], minor=True)
+    axis.xaxis.set_major_formatter("{x:.0f}")
+    shares = [100 * row["flops_share"] for row in rows]
+    axis.set_xlim(0.85 * min(shares), 1.2 * max(shares))
     axis.invert_yaxis()
     axis.grid(alpha=0.3)
 
