@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from comparison.cases import CASES, Case
-from comparison.kernels import ENTRIES, Entry
+from comparison.kernels import ENTRIES, Entry, place
 from comparison.measuring import Row, measure_case, number, time_case
 from comparison.rendering import markdown, plot
 
@@ -63,8 +63,7 @@ class Results:
         kernels = {row["kernel"] for row in rows}
         case = self.case(name)
         rows = [row for row in case["rows"] if row["kernel"] not in kernels] + rows
-        order = {entry.label: i for i, entry in enumerate(ENTRIES)}
-        case["rows"] = sorted(rows, key=lambda row: (order.get(row["kernel"], len(order)), row["sites"]))
+        case["rows"] = sorted(rows, key=lambda row: (place(row["kernel"]), row["sites"]))
         self.write()
 
     def write(self) -> None:

@@ -56,6 +56,11 @@ def take(tokens: Tensor, places: Tensor) -> Tensor:
     return tokens.flatten(0, 1).index_select(0, (places + start).flatten()).reshape(*places.shape, -1)
 
 
+def counted_first(counted: Tensor) -> Tensor:
+    """Places of the tokens that count, bool ``(G, n)``, then those of the others, each in their order: ``(G, n)``."""
+    return counted.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+
+
 def _sample(tokens: Tensor, counted: Tensor | None) -> Tensor | None:
     """Places of the tokens that stand for all that count, ``(G, SAMPLE)``; None: all of them do."""
     heads, size, _ = tokens.shape
@@ -63,8 +68,7 @@ def _sample(tokens: Tensor, counted: Tensor | None) -> Tensor | None:
         return None
     if counted is None:
         return golden_places(torch.full((heads, 1), size, device=tokens.device), SAMPLE)
-    order = counted.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-    return order.gather(1, golden_places(counted.sum(1, keepdim=True), SAMPLE))
+    return counted_first(counted).gather(1, golden_places(counted.sum(1, keepdim=True), SAMPLE))
 
 
 def assignment_channels(head_dim: int) -> int:

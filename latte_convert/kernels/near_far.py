@@ -310,7 +310,7 @@ def _attend_block(
     columns = far_columns(summary, key[:, :first], value[:, :first], alone, tiling)
     if tiling is not None and settings["views"] == 1:
         return attend_together(query, keys, values, inner, tiling, scale, columns)
-    far = attend_far(query, summary.order, columns, tiling, scale)
+    far = attend_far(summary, columns, tiling, query.shape[1], scale)
     near = None if tiling is None else attend_near(query, keys, values, inner, tiling, scale)
     return [(far.out if near is None else merge(near, far)).flatten(0, 1)]
 

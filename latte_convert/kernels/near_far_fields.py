@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from latte_convert.kernels.clustering import block_size, sums_by
-from latte_convert.kernels.near_far_summary import Summary, in_order, lowest
+from latte_convert.kernels.clustering import block_size, sums_by, take
+from latte_convert.kernels.near_far_summary import Summary, lowest
 from latte_convert.kernels.near_far_windows import Tiling
 
 # Not public, but the only attention of PyTorch on a CPU that tells its denominators, too.
@@ -36,13 +36,14 @@ class Far(NamedTuple):
         key: ``(G, V, c, d)``, as each view sees them.
         value: ``(G, V, c, dv)``.
         level: ``(G, V, c)``: added to their logits.
-        left: ``(G, windows, c)``: logarithm of what is left of them outside the region of a window; None if all is.
+        left: ``(G, windows, c)``: logarithm of what is left of them outside the region of a window. Without a near
+            field there is one window, and all is left.
     """
 
     key: Tensor
     value: Tensor
     level: Tensor
-    left: Tensor | None
+    left: Tensor
 
 
 def far_columns(summary: Summary, key: Tensor, value: Tensor, seen: Tensor | None, tiling: Tiling | None) -> Far:
@@ -51,15 +52,12 @@ def far_columns(summary: Summary, key: Tensor, value: Tensor, seen: Tensor | Non
     level = key.new_zeros(heads, key.shape[1])
     if seen is not None:
         level = level.masked_fill(~seen, lowest(level))
-    left = None
-    if tiling is not None:
-        left = _left(summary, tiling)
-        left = torch.cat([left.new_zeros(*left.shape[:2], key.shape[1]), left], dim=-1)
+    left = summary.mass.new_zeros(heads, 1, summary.key.shape[2]) if tiling is None else _left(summary, tiling)
     return Far(
         torch.cat([key[:, None].expand(-1, views, -1, -1), summary.key], dim=2),
         torch.cat([value[:, None].expand(-1, views, -1, -1), summary.value], dim=2),
         torch.cat([level[:, None].expand(-1, views, -1), summary.level], dim=2),
-        left,
+        torch.cat([left.new_zeros(*left.shape[:2], key.shape[1]), left], dim=2),
     )
 
 
@@ -77,32 +75,31 @@ def _left(summary: Summary, tiling: Tiling) -> Tensor:
     return share.masked_fill(none, 1).log().masked_fill(none, lowest(share))
 
 
-def attend_far(query: Tensor, order: Tensor, far: Far, tiling: Tiling | None, scale: float) -> Attended:
-    """Attention of ``(G, Nq, d)`` to the far columns, in views of ``order``, ``(G, V, m)``."""
-    heads, queries, _ = query.shape
-    views, size = order.shape[1:]
-    rows, back = in_order(query, order)
-    rows, key, value, level = (x.flatten(0, 1) for x in (rows, far.key, far.value, far.level[:, :, None]))
-    if far.left is not None and tiling is not None:
-        window = tiling.window_of(query.device)[order.clamp_max(queries - 1)]
-        window = (window + tiling.number * torch.arange(heads, device=query.device)[:, None, None]).flatten(0, 1)
+def attend_far(summary: Summary, far: Far, tiling: Tiling | None, queries: int, scale: float) -> Attended:
+    """Attention of the summary's ``queries`` queries to the far columns, view by view."""
+    heads, views, size = summary.order.shape
+    rows, key, value, level = (x.flatten(0, 1) for x in (summary.query, far.key, far.value, far.level[:, :, None]))
+    if tiling is not None:
+        window = tiling.window_of(rows.device)[summary.order.clamp_max(queries - 1)]
+        window = (window + tiling.number * torch.arange(heads, device=rows.device)[:, None, None]).flatten(0, 1)
     parts = []
     columns = key.shape[1]
-    step, most = (max(1, block_size(query) // each) for each in (size * columns, columns))
+    step, most = (max(1, block_size(rows) // each) for each in (size * columns, columns))
     for first, top in product(range(0, heads * views, step), range(0, size, most)):
         some, strip = slice(first, first + step), slice(top, top + most)
         added = level[some]
-        if far.left is not None:
+        if tiling is not None:
             inside = window[some, strip]
             left = far.left.flatten(0, 1).index_select(0, inside.flatten())
             added = left.reshape(*inside.shape, columns).add_(added)
         found = _attend(rows[some, strip], key[some], value[some], added, scale)
         parts.append([x.flatten(0, 1) for x in found])
-    whole = [torch.cat(x) for x in zip(*parts, strict=True)]
-    if back is not None:
-        back = back + views * size * torch.arange(heads, device=query.device)[:, None]
-        whole = [x.index_select(0, back.flatten()) for x in whole]
-    return Attended(*(x.reshape(heads, queries, -1) for x in whole))
+    whole = [torch.cat(x).reshape(heads, views * size, -1) for x in zip(*parts, strict=True)]
+    if views > 1:
+        flat = summary.order.flatten(1)
+        back = torch.empty_like(flat).scatter(1, flat, torch.arange(views * size, device=flat.device).expand_as(flat))
+        whole = [take(x, back[:, :queries]) for x in whole]
+    return Attended(*whole)
 
 
 def attend_together(
@@ -145,23 +142,19 @@ def _windows(
     Far columns are copied beside those of each region, so that one product sees them all.
     """
     hidden = _hidden(key, seen, tiling).expand(len(key), -1, -1, -1)
-    beside = None if far is None else _beside(far, tiling)
-    for some, strip in _strips(key, value, tiling, 0 if far is None else far.key.shape[2]):
+    columns = 0
+    if far is not None:
+        columns, beside = far.key.shape[2], (far.left + far.level).reshape(len(key), *tiling.counts, -1)
+    for some, strip in _strips(key, value, tiling, columns):
         windows = tiling.windows(query[some], strip).flatten(0, 2).flatten(1, 2)
         keys, values = (tiling.regions(x[some], strip) for x in (key, value))
         added = hidden[some, strip.start : strip.stop]
-        if far is None or beside is None:
+        if far is None:
             keys, values = (x.flatten(0, 2).flatten(1, 2) for x in (keys, values))
         else:
             keys, values = _columns(keys, far.key[some, 0]), _columns(values, far.value[some, 0])
             added = torch.cat([added, beside[some, strip.start : strip.stop]], dim=-1)
         yield strip, torch.baddbmm(added.flatten(0, 2)[:, None], windows, keys.mT, alpha=scale), values
-
-
-def _beside(far: Far, tiling: Tiling) -> Tensor:
-    """What is added to the logits of the far columns in one view, ``(G, *counts, c)``."""
-    level = far.level if far.left is None else far.left + far.level
-    return level.reshape(len(level), *tiling.counts, -1)
 
 
 def _columns(regions: Tensor, far: Tensor) -> Tensor:

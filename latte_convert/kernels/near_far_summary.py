@@ -12,6 +12,7 @@ from latte_convert.kernels.clustering import (
     assignment_channels,
     cell_counts,
     cluster_means,
+    counted_first,
     features_of,
     golden_places,
     grid_cells,
@@ -35,6 +36,7 @@ class Summary(NamedTuple):
     Attributes:
         order: ``(G, V, m)``, int64: the queries of each view. Numbers from ``Nq`` on are none: the last views may hold
             some, so that all have the same size.
+        query: ``(G, V, m, d)``: these queries, and some query in the place of none.
         key: ``(G, V, c, d)``.
         value: ``(G, V, c, dv)``.
         level: ``(G, V, c)``: what is added to the logit of a cluster that is seen whole; the lowest for an empty one.
@@ -44,6 +46,7 @@ class Summary(NamedTuple):
     """
 
     order: Tensor
+    query: Tensor
     key: Tensor
     value: Tensor
     level: Tensor
@@ -88,15 +91,17 @@ def summarise(
             assign = kmeans(features_of(key, pull[:, 0], spread, seen), pull[:, 0], assign, count, steps)
     weight, _, mass = weigh(pull[:, 0], assign, count)
     order = torch.arange(query.shape[1], device=query.device).expand(len(query), 1, -1)
+    grouped = query[:, None]
     if views > 1:
         order = _views(query, moments(key, seen)[1], views, asked)
-        mean = _means(query, order, asked)
+        grouped = _in_order(query, order)
+        mean = _means(grouped, order, query.shape[1], asked)
         pull = _hide(scale * mean @ key.mT, seen)
     means, top, own = cluster_means(torch.cat([key, value], dim=-1), pull, assign, count)
     centre, shown = means[..., : key.shape[2]], means[..., key.shape[2] :]
     level = own.masked_fill(own == 0, 1).log() + top - scale * (centre @ mean[..., None]).squeeze(-1)
     level = level.masked_fill(own == 0, lowest(level))
-    return Summary(order, centre, shown, level, assign, weight, mass)
+    return Summary(order, grouped, centre, shown, level, assign, weight, mass)
 
 
 @torch.no_grad()
@@ -113,7 +118,7 @@ def _views(query: Tensor, spread: Tensor, views: int, asked: Tensor | None) -> T
     features = features_of(query, alike.masked_fill(~counted, float("-inf")), spread, asked)
     features = F.pad(features, (0, 0, 0, padded - queries))
     counted = F.pad(counted, (0, padded - queries))
-    order = counted.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+    order = counted_first(counted)
     parts = 1
     while parts < views:
         some = take(features, order).reshape(heads * parts, padded // parts, -1)
@@ -140,30 +145,18 @@ def _along(features: Tensor, real: Tensor) -> Tensor:
     return (features @ direction.mT)[..., 0]
 
 
-def _means(query: Tensor, order: Tensor, asked: Tensor | None) -> Tensor:
+def _means(rows: Tensor, order: Tensor, queries: int, asked: Tensor | None) -> Tensor:
     """Mean of the queries of each view that count, ``(G, V, d)``; 0 where there are none."""
-    rows, _ = in_order(query, order)
-    counted = order < query.shape[1]
+    counted = order < queries
     if asked is not None:
-        counted &= in_order(asked[..., None], order)[0][..., 0]
-    weight = counted[..., None].to(query.dtype)
+        counted &= _in_order(asked[..., None], order)[..., 0]
+    weight = counted[..., None].to(rows.dtype)
     return (rows * weight).sum(2) / weight.sum(2).clamp_min(1)
 
 
-def in_order(tokens: Tensor, order: Tensor) -> tuple[Tensor, Tensor | None]:
-    """``(G, Nq, ·)`` as ``(G, V, m, ·)``, some token where there is none; and where each token went, ``(G, Nq)``.
-
-    One view leaves the tokens where they are, and the second answer is None.
-    """
-    if order.shape[1] == 1:
-        return tokens[:, None], None
-    heads, count, _ = tokens.shape
-    flat = order.flatten(1)
-    start = count * torch.arange(heads, device=order.device)[:, None]
-    rows = tokens.flatten(0, 1).index_select(0, (flat.clamp_max(count - 1) + start).flatten())
-    places = torch.arange(flat.shape[1], device=order.device).expand(heads, -1)
-    back = torch.empty_like(flat).scatter(1, flat, places)[:, :count]
-    return rows.reshape(*order.shape, -1), back
+def _in_order(tokens: Tensor, order: Tensor) -> Tensor:
+    """``(G, Nq, ·)`` as ``(G, V, m, ·)``; the last token where there is none."""
+    return take(tokens, order.flatten(1).clamp_max(tokens.shape[1] - 1)).reshape(*order.shape, -1)
 
 
 def view_size(queries: int, views: int) -> int:

@@ -60,11 +60,11 @@ def build_report(job: Job) -> Report:
         frontier=[_frontier_point(job, point, chosen) for point, chosen in job.frontier] or None,
         maps=job.maps or None,
         stripes=_stripes(job) if job.stripes else None,
-        warnings=[*job.warnings, *no_saving(job)],
+        warnings=[*job.warnings, *_no_saving(job)],
     )
 
 
-def no_saving(job: Job) -> list[str]:
+def _no_saving(job: Job) -> list[str]:
     """A warning where held-out samples are so short that the fidelity of converted sites comes cheap."""
     if job.plan is None or job.fidelity is None:
         return []

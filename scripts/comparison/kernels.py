@@ -125,3 +125,9 @@ def _ablation(kernel: str, added: Sequence[str], **more: dict[str, Any]) -> Iter
 
 
 ENTRIES = (*_main(), *_tte_jpn(), *_extras())
+
+
+def place(label: str) -> int:
+    """Where a kernel stands in the tables; behind all others if it is none of them."""
+    labels = [entry.label for entry in ENTRIES]
+    return labels.index(label) if label in labels else len(labels)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from comparison.kernels import ENTRIES, RIVALS
+from comparison.kernels import ENTRIES, RIVALS, place
 
 Row = dict[str, Any]
 CLS = "last_hidden_state.prefix"
@@ -48,17 +48,11 @@ def overview(results: dict[str, Any]) -> str:
         f"| kernel | {' | '.join(heads)} |",
         "|---" * (len(heads) + 1) + "|",
     ]
-    for label in in_order(row["kernel"] for rows in cases.values() for row in rows):
+    for label in sorted({row["kernel"] for rows in cases.values() for row in rows}, key=place):
         own = (next((row for row in rows if row["kernel"] == label), None) for rows in at.values())
         lines.append(f"| {label} | {' | '.join(map(overview_cell, own))} |")
     tasks = "; ".join(f"{name}: {case['metric']}" for name, case in results["cases"].items())
     return "\n".join([*lines, "", f"Tasks: {tasks}."])
-
-
-def in_order(labels: Iterable[str]) -> list[str]:
-    """Labels in the order of the kernels, each once."""
-    known = {entry.label: i for i, entry in enumerate(ENTRIES)}
-    return sorted(dict.fromkeys(labels), key=lambda label: known.get(label, len(known)))
 
 
 def overview_cell(row: Row | None) -> str:
@@ -272,9 +266,8 @@ def levels(rows: Sequence[Row]) -> list[int]:
 
 
 def cosine(row: Row) -> float:
-    """The cosine of a row; that of a broken output is no good at all."""
-    value = row["cosine"]
-    return -1.0 if value is None else float(value)
+    """The cosine of a row."""
+    return part(row, "cosine")
 
 
 def figure(value: float | None) -> str:
