@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,22 @@ def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model_max_length=24,
     ).save_pretrained(path)  # fmt: skip
     return path
+
+
+@pytest.fixture
+def latte(monkeypatch, capsys):
+    """Run the command line in this process: ``latte(*args) -> (exit code, stdout, stderr)``."""
+
+    from latte_convert.cli.app import main
+
+    def run(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["latte", *map(str, args)])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run

@@ -12,7 +12,6 @@ import yaml
 from safetensors.torch import load_file
 
 import latte_convert
-from latte_convert.cli.app import main
 from latte_convert.errors import CheckpointError, GateError
 from latte_convert.kernels.cost import CallShape, softmax_flops
 from latte_convert.recipe import Candidate, Recipe
@@ -225,16 +224,12 @@ def test_a_speed_that_every_plan_has_gets_the_most_faithful_one(scenes):
     assert next(point for point in points if point.chosen).predicted_error == min(p.predicted_error for p in points)
 
 
-def test_a_speed_out_of_reach_exits_4_and_writes_nothing(scenes, tmp_path, monkeypatch, capsys):
+def test_a_speed_out_of_reach_exits_4_and_writes_nothing(scenes, tmp_path, latte):
     recipe = tmp_path / "auto.yaml"
     settings = {"kernel": "auto", "samples": 4, "include": ["encoder.layers"], "target_speedup": 50}
     recipe.write_text(yaml.safe_dump({**settings, "candidates": [each.model_dump() for each in BOTH]}))
-    arguments = ["convert", DETR, "--calib", scenes, "-c", recipe, "--out", tmp_path / "hybrid"]
-    monkeypatch.setattr(sys, "argv", ["latte", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    out, err = capsys.readouterr()
-    assert (end.value.code, out) == (4, "")
+    code, out, err = latte("convert", DETR, "--calib", scenes, "-c", recipe, "--out", tmp_path / "hybrid")
+    assert (code, out) == (4, "")
     last = err.splitlines()[-1]
     assert "no plan is 50 times as fast as the original; the nearest reaches" in last
     assert "sites converted (" in last

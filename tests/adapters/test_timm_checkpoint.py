@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from timm_models import PATCHED, create, sharp
 import latte_convert
 from latte_convert.adapters.resolve import resolve
 from latte_convert.calibration.data import Sample, open_samples
-from latte_convert.cli.app import main
 from latte_convert.errors import CheckpointError, DataError, IntegrityError, RecipeError
 from latte_convert.recipe import Recipe
 
@@ -349,16 +347,7 @@ def test_a_model_without_a_convertible_site(photos: Path, tmp_path: Path) -> Non
         latte_convert.convert(tmp_path / "swin", photos, recipe=Recipe(samples=4))
 
 
-def test_command_line(source: Path, photos: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    def latte(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["latte", *map(str, args)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, *capsys.readouterr()
-
+def test_command_line(source: Path, photos: Path, tmp_path: Path, latte: Any) -> None:
     out = tmp_path / "hybrid"
     name = f"timm:local-dir:{source}"
     code, stdout, _ = latte("convert", name, "--calib", photos, "--samples", 4, "--out", out)

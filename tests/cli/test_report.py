@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from report.samples import make_bench, make_evaluation, make_report, write_artifact
 
-from latte_convert.cli.app import main
 from latte_convert.report.read import read_report
 from latte_convert.report.schema import Report
 from latte_convert.report.write import write_report
@@ -19,18 +19,9 @@ Latte = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def latte(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Latte:
-    def run(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["latte", "report", *map(str, args)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+def latte(latte: Latte) -> Latte:
+    """``latte report``."""
+    return partial(latte, "report")
 
 
 @pytest.fixture
