@@ -44,10 +44,11 @@ compress: $(READY)   ## Convert MODEL, gate on fidelity and retention: make comp
 test: models   ## Run every test
 	LATTE_TEST_MODELS=$(MODELS) $(BIN)/python -m pytest
 
-check: $(READY)   ## Lint, formatting, types
+check: $(READY)   ## Lint, formatting, types, order of the rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 style: $(READY)   ## Fix what the linter can fix
 	$(BIN)/ruff check --fix .

@@ -13,24 +13,19 @@ from typing import Any
 
 from torch import nn
 
-from latte_convert.calibration.pipeline import (
-    Progress,
-    calibrate,
-    execution_order,
-    recalibrate,
-    silent,
-)
-from latte_convert.choice import choose_plan
+from latte_convert.adapters.convert import apply
+from latte_convert.calibration.pipeline import calibrate, execution_order, recalibrate
 from latte_convert.errors import CheckpointError, GateError
-from latte_convert.evaluation.fidelity import measure
-from latte_convert.evaluation.stripes import stripe_analysis
-from latte_convert.job import Job, Samples, prepare
+from latte_convert.measuring.fidelity import measure
+from latte_convert.measuring.maps import attention_maps
+from latte_convert.measuring.stripes import stripe_analysis
+from latte_convert.opening import Job, Samples, prepare
+from latte_convert.progress import Progress, silent
 from latte_convert.recipe import Candidate, Recipe
 from latte_convert.report.build import build_report
-from latte_convert.report.maps import attention_maps
 from latte_convert.report.schema import Report
-from latte_convert.rewrite.apply import apply
-from latte_convert.rewrite.plan import Plan
+from latte_convert.selection.choice import choose_plan
+from latte_convert.selection.plan import Plan
 from latte_convert.selection.policy import count
 
 

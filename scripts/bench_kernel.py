@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from latte_convert.kernels.latte import LatteKernel
+from latte_convert.kernels.latte.kernel import LatteKernel
 
 LAYOUTS = ("contiguous", "transposed")
 VARIANTS = ("exact", "eager", "compiled")

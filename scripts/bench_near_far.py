@@ -25,9 +25,9 @@ from bench_kernel import milliseconds, resident
 from torch import Tensor
 from torch.nn import functional as F
 
-from latte_convert.adapters.base import TokenLayout
-from latte_convert.kernels.cost import CallShape, softmax_flops
-from latte_convert.kernels.near_far import NearFarKernel
+from latte_convert.attention import CallShape, TokenLayout
+from latte_convert.kernels.near_far.kernel import NearFarKernel
+from latte_convert.kernels.softmax import softmax_flops
 
 OPTIONS = ("window", "halo", "clusters", "steps", "views")
 Row = dict[str, Any]

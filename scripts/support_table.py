@@ -16,7 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from latte_convert.adapters import AttentionSite, find_adapter, find_sites
+from latte_convert.adapters.find import find_adapter, find_sites
+from latte_convert.attention import AttentionSite
 
 TESTS = Path(__file__).resolve().parents[1] / "tests" / "adapters"
 # Modules with a dictionary BY_NAME or MODELS and a function that builds the model of a name.

@@ -16,9 +16,9 @@ import transformers
 from safetensors.torch import load_file
 
 import latte_convert
-from latte_convert.adapters.resolve import resolve
-from latte_convert.calibration.data import open_samples
-from latte_convert.calibration.feed import SampleFeed
+from latte_convert.checkpoints.resolve import resolve
+from latte_convert.data.feed import SampleFeed
+from latte_convert.data.samples import open_samples
 from latte_convert.errors import CheckpointError, DataError, GateError, RecipeError
 from latte_convert.recipe import Recipe
 

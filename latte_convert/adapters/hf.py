@@ -21,9 +21,9 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from latte_convert.adapters import hf_explicit, hf_sites, mha
-from latte_convert.adapters.base import AttentionCall, AttentionSite, Handler
 from latte_convert.adapters.layout import SiteLayout, watch
 from latte_convert.adapters.masks import key_mask, shared_by_queries
+from latte_convert.attention import AttentionCall, AttentionSite, Handler
 
 IMPLEMENTATION = "latte"
 

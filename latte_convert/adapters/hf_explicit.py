@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from latte_convert.adapters.base import AttentionCall, Handler
 from latte_convert.adapters.layout import SiteLayout
 from latte_convert.adapters.masks import key_mask
 from latte_convert.adapters.reroute import Rerouted, reroute
+from latte_convert.attention import AttentionCall, Handler
 
 _CLASS = "TableTransformerAttention"
 _LAYERS = ("q_proj", "k_proj", "v_proj", "out_proj")

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from latte_convert.adapters import mha
-from latte_convert.adapters.base import AttentionSite
 from latte_convert.adapters.hf_explicit import is_explicit
+from latte_convert.attention import AttentionSite
 
 # Attributes of attention modules, or of the layers around them, whose presence means that logits are more
 # than a scaled product of query and key.

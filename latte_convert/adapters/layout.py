@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from latte_convert.adapters.base import TokenLayout
+from latte_convert.attention import TokenLayout
 
 
 class MapSize:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from latte_convert.adapters.base import AttentionCall, AttentionSite, Handler
 from latte_convert.adapters.layout import SiteLayout, watch
 from latte_convert.adapters.masks import key_mask, shared_by_queries
 from latte_convert.adapters.reroute import Rerouted, reroute
+from latte_convert.attention import AttentionCall, AttentionSite, Handler
 
 _CROSS = re.compile(r"(^|[._])(multihead_attn|encoder_attn|cross_?attn|cross_?attention)")
 _TOWERS = {"visual": "vision", "vision": "vision", "text": "text", "encoder": "encoder", "decoder": "decoder"}

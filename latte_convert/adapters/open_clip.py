@@ -21,9 +21,9 @@ from open_clip.transformer import Attention, AttentionalPooler, MultimodalTransf
 from torch import nn
 
 from latte_convert.adapters import mha
-from latte_convert.adapters.base import Adapter, AttentionSite, Handler
 from latte_convert.adapters.layout import watch
 from latte_convert.adapters.reroute import Rerouted, calls_sdpa, reroute
+from latte_convert.attention import Adapter, AttentionSite, Handler
 
 _POOLING = "attention pooling by learned queries"
 

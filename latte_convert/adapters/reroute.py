@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.base import AttentionCall, Handler
 from latte_convert.adapters.layout import SiteLayout
 from latte_convert.adapters.masks import key_mask
+from latte_convert.attention import AttentionCall, Handler
 
 _SDPA = "scaled_dot_product_attention"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from latte_convert.adapters.base import AttentionSite, Handler
 from latte_convert.adapters.layout import watch
 from latte_convert.adapters.reroute import calls_sdpa, reroute
+from latte_convert.attention import AttentionSite, Handler
 
 # Attributes of attention modules, or of the modules around them, that add to the logits by relative position.
 _BIASES = ("relative_position_bias_table", "rel_pos_bias", "rel_pos", "shared_rel_pos", "rel_pos_h", "cpb_mlp",
@@ -78,7 +78,7 @@ class TimmAdapter:
 
     def write_checkpoint(self, model: nn.Module, tensors: dict[str, Tensor], directory: Path) -> None:
         """Write a model that was given in memory; see ``timm_checkpoint.write_timm``."""
-        from latte_convert.adapters.timm_checkpoint import write_timm
+        from latte_convert.checkpoints.timm import write_timm
 
         write_timm(model, tensors, directory)
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.resolve import resolve
+from latte_convert.adapters.convert import Applied, apply
 from latte_convert.artifact.manifest import Manifest, SiteRecord, read_manifest
+from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import CheckpointError, IntegrityError, LatteError
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.names import is_ours
-from latte_convert.rewrite.apply import Applied, apply
 
 if TYPE_CHECKING:
-    from latte_convert.adapters.base import Adapter
-    from latte_convert.adapters.checkpoint import Checkpoint
+    from latte_convert.attention import Adapter
+    from latte_convert.checkpoints.base import Checkpoint
 
 
 @dataclass
@@ -73,7 +73,7 @@ def open_artifact(directory: str | Path, *, device: str = "cpu", trust_remote_co
 
     Args and errors are those of ``load``.
     """
-    from latte_convert.adapters import find_adapter
+    from latte_convert.adapters.find import find_adapter
 
     path = Path(directory).expanduser()
     if not path.is_dir():

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from latte_convert.artifact.manifest import ProbeRecord
 from latte_convert.errors import IntegrityError, first_line
-from latte_convert.evaluation.fidelity import named_outputs, primary_output
+from latte_convert.measuring.fidelity import named_outputs, primary_output
 
 if TYPE_CHECKING:
-    from latte_convert.calibration.feed import Feed
+    from latte_convert.data.feed import Feed
 
 SEED = 20261130
 VALUES = 64

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from latte_convert.adapters.resolve import resolve
 from latte_convert.artifact.manifest import Manifest
+from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import CheckpointError, IntegrityError
 from latte_convert.names import is_ours
 

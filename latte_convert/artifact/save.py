@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from latte_convert.adapters.checkpoint import Checkpoint
-from latte_convert.adapters.resolve import resolve
 from latte_convert.artifact.files import atomic_directory, check_target, sha256_file, write_json
 from latte_convert.artifact.manifest import CalibrationRecord, Manifest, SiteRecord, SourceRecord
 from latte_convert.artifact.probe import record_probe
 from latte_convert.artifact.tensors import digest, write_tensors
+from latte_convert.checkpoints.base import Checkpoint
+from latte_convert.checkpoints.resolve import resolve
+from latte_convert.environment import library_versions, tool_version
 from latte_convert.errors import CheckpointError
 from latte_convert.names import ATTRIBUTE, MANIFEST, REPORT, is_ours
 from latte_convert.report.html import write_html
-from latte_convert.runtime.device import library_versions, tool_version
 
 if TYPE_CHECKING:
-    from latte_convert.job import Job
+    from latte_convert.opening import Job
     from latte_convert.report.schema import Report
-    from latte_convert.rewrite.plan import Plan
+    from latte_convert.selection.plan import Plan
 
 
 def save_artifact(job: Job, plan: Plan, report: Report, out: Path, *, overwrite: bool = False) -> Report:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from latte_convert.adapters.checkpoint import Checkpoint
-from latte_convert.adapters.resolve import resolve
 from latte_convert.artifact.files import atomic_directory, check_target, sha256_file
 from latte_convert.artifact.load import load
 from latte_convert.artifact.manifest import Manifest, read_manifest
 from latte_convert.artifact.probe import probe_difference
 from latte_convert.artifact.save import copy_files
 from latte_convert.artifact.tensors import digest, write_tensors
+from latte_convert.checkpoints.base import Checkpoint
+from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import CheckpointError, IntegrityError
 from latte_convert.names import MANIFEST
 

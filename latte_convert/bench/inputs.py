@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters import find_adapter
-from latte_convert.calibration.data import Sample
-from latte_convert.calibration.feed import Batch, Inputs, place
+from latte_convert.adapters.find import find_adapter
+from latte_convert.data.feed import Batch, Inputs, place
+from latte_convert.data.samples import Sample
 from latte_convert.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from latte_convert.adapters.base import Adapter
     from latte_convert.artifact.load import Artifact
-    from latte_convert.calibration.data import Modality
-    from latte_convert.calibration.feed import Processor
+    from latte_convert.attention import Adapter
+    from latte_convert.data.feed import Processor
+    from latte_convert.data.samples import Modality
 
 SAMPLES = 4
 """Most samples of ``--data`` that fidelity is measured on."""
@@ -69,7 +69,7 @@ class CaseMaker:
         self.samples = [_synthetic(modality)] if data is None else self._read(data)
 
     def _read(self, data: str) -> list[Sample]:
-        from latte_convert.calibration.data import open_samples
+        from latte_convert.data.samples import open_samples
 
         rate = self.artifact.source.processor(self.modality).sampling_rate
         return list(open_samples(data, self.modality, samples=SAMPLES, sampling_rate=rate))

@@ -11,22 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latte_convert.adapters.base import AttentionCall
+from latte_convert.adapters.capture import routed
+from latte_convert.attention import AttentionCall
 from latte_convert.bench import variants as ways
-from latte_convert.bench.flops import measured_flops
 from latte_convert.bench.inputs import Case
 from latte_convert.bench.memory import peak_memory
 from latte_convert.bench.result import Guard, LengthResult, Operations, VariantName, VariantResult
 from latte_convert.bench.timing import Timed, ratio, take_turns, timing
 from latte_convert.bench.variants import Variant
-from latte_convert.calibration.capture import routed
-from latte_convert.calibration.feed import Inputs, run
-from latte_convert.calibration.pipeline import Progress
+from latte_convert.data.feed import Inputs, run
 from latte_convert.errors import CheckpointError, first_line
-from latte_convert.evaluation.compare import Agreement
-from latte_convert.evaluation.fidelity import named_outputs, primary_output
-from latte_convert.kernels.base import Kernel
-from latte_convert.rewrite.apply import attend
+from latte_convert.kernels.base import Kernel, attend
+from latte_convert.measuring.agreement import Agreement
+from latte_convert.measuring.fidelity import named_outputs, primary_output
+from latte_convert.measuring.flops import measured_flops
+from latte_convert.progress import Progress
 
 SECONDS = 20.0
 """Time after which no further round of one length begins."""

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from latte_convert.adapters.base import Adapter, AttentionCall, AttentionSite, enclosing_block
-from latte_convert.calibration.capture import routed
+from latte_convert.adapters.capture import routed
+from latte_convert.adapters.find import enclosing_block
+from latte_convert.attention import Adapter, AttentionCall, AttentionSite
 from latte_convert.errors import CheckpointError
 
 

@@ -14,9 +14,9 @@ from latte_convert.bench.crossover import find_crossover, ratios, statements
 from latte_convert.bench.inputs import make_cases
 from latte_convert.bench.measure import Settings, measure_case, measure_guard
 from latte_convert.bench.result import BenchReport
-from latte_convert.calibration.pipeline import Progress, silent
+from latte_convert.environment import choose_device, library_versions, tool_version
 from latte_convert.errors import CheckpointError, UsageError
-from latte_convert.runtime.device import choose_device, library_versions, tool_version
+from latte_convert.progress import Progress, silent
 
 ROUNDS = 10
 

@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from latte_convert.adapters.base import AttentionCall
+from latte_convert.adapters.capture import routed
+from latte_convert.adapters.convert import apply
+from latte_convert.attention import AttentionCall
 from latte_convert.bench.inputs import Case
 from latte_convert.bench.merging import Merger, mergeable
 from latte_convert.bench.result import VariantName
 from latte_convert.bench.timing import Timed, measure
-from latte_convert.calibration.capture import routed
-from latte_convert.calibration.feed import run
+from latte_convert.data.feed import run
 from latte_convert.errors import CheckpointError
-from latte_convert.kernels.base import Kernel
-from latte_convert.kernels.cost import softmax_flops
+from latte_convert.kernels.base import Kernel, attend
 from latte_convert.kernels.exact import ExactKernel
-from latte_convert.rewrite.apply import apply, attend
+from latte_convert.kernels.softmax import softmax_flops
 
 POOLING = 2
 """Keys and values are averaged over this many tokens in height and width, or over its square in a sequence."""

@@ -7,19 +7,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from latte_convert.adapters.base import AttentionCall, AttentionSite
-from latte_convert.calibration.stages.base import Stage
-from latte_convert.calibration.stages.descent import DescentStage
-from latte_convert.calibration.stages.grid import GridStage
-from latte_convert.calibration.stages.latte import LatteStage
-from latte_convert.calibration.stages.output import MapStage, OutputStage
-from latte_convert.calibration.stages.shift import ShiftStage
+from latte_convert.attention import AttentionCall, AttentionSite
 from latte_convert.kernels.base import Kernel
-from latte_convert.kernels.fitted import FittedKernel
-from latte_convert.kernels.latte import LatteKernel
-from latte_convert.kernels.pola import PolaKernel
+from latte_convert.kernels.fitting.descent import DescentStage
+from latte_convert.kernels.fitting.grid import GridStage
+from latte_convert.kernels.fitting.output import MapStage, OutputStage
+from latte_convert.kernels.fitting.shift import ShiftStage
+from latte_convert.kernels.fitting.stage import Stage
+from latte_convert.kernels.latte.fit import LatteStage
+from latte_convert.kernels.latte.kernel import LatteKernel
 from latte_convert.kernels.registry import get_kernel
-from latte_convert.kernels.taylor2 import Taylor2Kernel
+from latte_convert.kernels.rivals.fitted import FittedKernel
+from latte_convert.kernels.rivals.pola import PolaKernel
+from latte_convert.kernels.rivals.taylor2 import Taylor2Kernel
 from latte_convert.recipe import Candidate
 
 ALPHAS = (1.0, 0.75, 0.0, -1.0, -3.0, -8.0, -15.0)

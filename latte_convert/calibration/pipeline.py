@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from torch import Tensor, nn
 
-from latte_convert.adapters.base import Adapter, AttentionCall, AttentionSite, Handler
-from latte_convert.calibration.capture import routed
-from latte_convert.calibration.feed import Feed, run
+from latte_convert.adapters.capture import require_calls, routed
+from latte_convert.adapters.convert import apply
+from latte_convert.attention import Adapter, AttentionCall, AttentionSite, Handler
 from latte_convert.calibration.fit import Fit, SiteFit
-from latte_convert.errors import CheckpointError
+from latte_convert.data.feed import Feed, run
 from latte_convert.kernels.base import Kernel
+from latte_convert.progress import Progress, silent
 from latte_convert.recipe import Candidate
-from latte_convert.rewrite.apply import apply
-
-Progress = Callable[[str, int], Callable[[], None]]
-"""``progress(title, total)`` opens a step and returns a function that advances it by one."""
-
-
-def silent(_title: str, _total: int) -> Callable[[], None]:
-    """A progress that shows nothing."""
-    return lambda: None
 
 
 class _Stop(Exception):
@@ -157,18 +149,3 @@ def execution_order(model: nn.Module, adapter: Adapter, sites: Iterable[str], fe
         for inputs in feed:
             run(model, inputs)
     return list(dict.fromkeys(order))
-
-
-def require_calls(calls: Mapping[str, int]) -> None:
-    """Stop where a site was never called: a fused path skips it, and converting it would change nothing.
-
-    Raises:
-        CheckpointError: Naming the sites.
-    """
-    silent_sites = [name for name, count in calls.items() if count == 0]
-    if silent_sites:
-        shown = ", ".join(silent_sites[:3]) + (", …" if len(silent_sites) > 3 else "")
-        raise CheckpointError(
-            f"{len(silent_sites)} attention sites were never called by the calibration inputs ({shown}): a fused "
-            "path or another tower computes the output. Exclude them, or give inputs that reach them."
-        )

@@ -35,7 +35,7 @@ app.command("schema")(schema.schema)
 
 def _version(show: bool) -> None:
     if show:
-        from latte_convert.runtime.device import tool_version
+        from latte_convert.environment import tool_version
 
         sys.stdout.write(f"latte_convert {tool_version()}\n")
         raise typer.Exit

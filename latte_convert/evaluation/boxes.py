@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from latte_convert.data.json_file import JsonFile, field
 from latte_convert.errors import DataError, nearest
 from latte_convert.evaluation import labels
-from latte_convert.evaluation.json_file import JsonFile, field
 
 SLACK = 1.0
 """Pixels that a box may reach beyond its image: COCO's own, rounded to two digits, do by a little."""

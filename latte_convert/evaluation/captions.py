@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from latte_convert.data.json_file import JsonFile, field
 from latte_convert.errors import DataError
 from latte_convert.evaluation import labels
-from latte_convert.evaluation.json_file import JsonFile, field
 
 PATTERNS = ("captions*.json", "dataset*.json", "captions.*", "results*.csv", "results*.token", "metadata.*")
 """What caption files are called in a folder."""

@@ -8,7 +8,7 @@ from latte_convert.errors import DataError
 from latte_convert.evaluation import labels
 
 if TYPE_CHECKING:
-    from latte_convert.adapters.checkpoint import Checkpoint
+    from latte_convert.checkpoints.base import Checkpoint
 
 _IMAGENET = 1000
 

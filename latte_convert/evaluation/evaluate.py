@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latte_convert.calibration.pipeline import Progress, silent
 from latte_convert.errors import CheckpointError, DataError, InputError, UsageError, nearest
 from latte_convert.evaluation.bootstrap import intervals, retention
 from latte_convert.evaluation.result import EvalReport, GateReport, MetricReport
 from latte_convert.evaluation.side_by_side import run_both
 from latte_convert.evaluation.tasks import get_task, task_names
 from latte_convert.evaluation.tasks.base import Setting, Task, require_two
+from latte_convert.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from latte_convert.adapters.checkpoint import Checkpoint
     from latte_convert.artifact.load import Artifact
+    from latte_convert.checkpoints.base import Checkpoint
 
 
 def evaluate(
@@ -65,7 +65,7 @@ def evaluate(
         GateError: The hybrid's output is not finite.
     """
     from latte_convert.artifact.load import open_artifact
-    from latte_convert.runtime.device import choose_device
+    from latte_convert.environment import choose_device
 
     start = time.perf_counter()
     kind = get_task(task)
@@ -114,8 +114,8 @@ def evaluate(
 
 def _setting(directory: str | Path, data: Sequence[str | Path], trust_remote_code: bool, **options: Any) -> Setting:
     """Read what the artifact is, but no weights."""
-    from latte_convert.adapters.resolve import resolve
     from latte_convert.artifact.manifest import read_manifest
+    from latte_convert.checkpoints.resolve import resolve
 
     path = Path(directory).expanduser()
     if not path.is_dir():
@@ -190,7 +190,7 @@ def _gate(metric: MetricReport, name: str, fail_under: float | None) -> GateRepo
 
 
 def _provenance(artifact: Artifact) -> dict[str, Any]:
-    from latte_convert.runtime.device import library_versions, tool_version
+    from latte_convert.environment import library_versions, tool_version
 
     return {
         "tool_version": tool_version(),

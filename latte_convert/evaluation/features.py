@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from latte_convert.calibration.feed import Inputs, run
+from latte_convert.data.feed import Inputs, run
 from latte_convert.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from latte_convert.adapters.checkpoint import Checkpoint
+    from latte_convert.checkpoints.base import Checkpoint
 
 _BACKBONES = ("Model", "ModelWithProjection", "ForImageClassification", "ForImageClassificationWithTeacher", "Backbone")
 _DETECTORS = ("Detr", "DFine", "Yolos")

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from latte_convert.calibration.decode import PLURAL, SUFFIXES, Modality, Value, decode
-from latte_convert.calibration.sources import Folder
-from latte_convert.calibration.tables import read_file
+from latte_convert.data.decode import PLURAL, SUFFIXES, Modality, Value, decode
+from latte_convert.data.sources import Folder
+from latte_convert.data.tables import read_file
 from latte_convert.errors import DataError, InputError
 from latte_convert.evaluation.tasks.base import Example
 
@@ -183,7 +183,7 @@ def named_file(folder: Path, name: Any, modality: Modality, where: str) -> Path:
     Raises:
         DataError: The name is no text, or the file is not there or of another kind.
     """
-    from latte_convert.calibration.sources import missing_path
+    from latte_convert.data.sources import missing_path
 
     if not isinstance(name, str):
         raise DataError(f"{where}: {name!r} is not the name of a file.")

@@ -29,7 +29,7 @@ def label_files(setting: Setting, patterns: Sequence[str]) -> tuple[list[Path], 
         UsageError: More than two places.
         DataError: There is no such place, or no label file in it.
     """
-    from latte_convert.calibration.sources import missing_path
+    from latte_convert.data.sources import missing_path
 
     if len(setting.data) > 2:
         raise UsageError("this task reads two --data at most: the labels, and the folder of the images.")

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latte_convert.calibration.decode import BadSample
-from latte_convert.calibration.feed import Inputs, place
-from latte_convert.calibration.pipeline import Progress
+from latte_convert.data.decode import BadSample
+from latte_convert.data.feed import Inputs, place
 from latte_convert.errors import CheckpointError, DataError, GateError, InputError
 from latte_convert.evaluation.result import SkippedReport
 from latte_convert.evaluation.tasks.base import Example, Task
+from latte_convert.progress import Progress
 
 if TYPE_CHECKING:
     from latte_convert.artifact.load import Artifact

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from latte_convert.calibration.feed import Inputs, run
+from latte_convert.data.feed import Inputs, run
 from latte_convert.evaluation import labels
 from latte_convert.evaluation.tasks.base import Example, Task
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from latte_convert.adapters.checkpoint import Checkpoint
+    from latte_convert.checkpoints.base import Checkpoint
 
 
 class TwoTowerTask(Task):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from latte_convert.calibration.data import Modality, SampleSet, open_samples
-from latte_convert.calibration.decode import Value
+from latte_convert.data.decode import Value
+from latte_convert.data.samples import Modality, SampleSet, open_samples
 from latte_convert.errors import DataError, UsageError
 from latte_convert.evaluation.tasks.base import Example, Setting
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from latte_convert.attention import CallShape
 from latte_convert.errors import UsageError
-from latte_convert.kernels.cost import CallShape, softmax_flops
-from latte_convert.kernels.softmax import softmax_attention
+from latte_convert.kernels.softmax import softmax_attention, softmax_flops
 
 if TYPE_CHECKING:
-    from latte_convert.adapters.base import TokenLayout
+    from latte_convert.attention import AttentionCall, TokenLayout
 
 
 class Extras(TypedDict, total=False):
@@ -200,6 +200,20 @@ class Kernel(nn.Module, ABC):
     @abstractmethod
     def attend_flops(self, shape: CallShape) -> int:
         """Matmuls of ``attend``; ``shape.queries`` is without prefix rows that are exact."""
+
+
+def attend(kernel: Kernel, call: AttentionCall) -> Tensor:
+    """What a kernel makes of an attention call, ``(B, H, Nq, dv)``."""
+    output: Tensor = kernel(
+        call.query,
+        call.key,
+        call.value,
+        scale=call.scale,
+        mask=call.mask,
+        causal=call.causal,
+        layout=call.layout,
+    )
+    return output
 
 
 def check_mask(mask: Tensor | None, key: Tensor) -> None:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from latte_convert.attention import CallShape
 from latte_convert.kernels.base import Kernel
-from latte_convert.kernels.cost import CallShape, softmax_flops
-from latte_convert.kernels.softmax import softmax_attention
+from latte_convert.kernels.softmax import softmax_attention, softmax_flops
 
 if TYPE_CHECKING:
-    from latte_convert.adapters.base import TokenLayout
+    from latte_convert.attention import TokenLayout
 
 
 class ExactKernel(Kernel):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from latte_convert.kernels.cost import CallShape
+from latte_convert.attention import CallShape
 
 # Tokens a causal step handles pairwise. At r = dv = chunk the pairwise block, the running state and the
 # values all take the same memory, so nothing larger than the inputs is ever allocated.

@@ -8,19 +8,19 @@ from latte_convert.errors import RecipeError, nearest
 from latte_convert.kernels.base import Kernel
 
 _KERNELS = {
-    "elu": "EluKernel",
-    "exact": "ExactKernel",
-    "fitted": "FittedKernel",
-    "latte": "LatteKernel",
-    "monarch": "MonarchKernel",
-    "near_far": "NearFarKernel",
-    "performer": "PerformerKernel",
-    "pola": "PolaKernel",
-    "qt_vit": "QtVitKernel",
-    "relu": "ReluKernel",
-    "taylor2": "Taylor2Kernel",
+    "elu": "rivals.elu:EluKernel",
+    "exact": "exact:ExactKernel",
+    "fitted": "rivals.fitted:FittedKernel",
+    "latte": "latte.kernel:LatteKernel",
+    "monarch": "rivals.monarch:MonarchKernel",
+    "near_far": "near_far.kernel:NearFarKernel",
+    "performer": "rivals.performer:PerformerKernel",
+    "pola": "rivals.pola:PolaKernel",
+    "qt_vit": "rivals.qt_vit:QtVitKernel",
+    "relu": "rivals.relu:ReluKernel",
+    "taylor2": "rivals.taylor2:Taylor2Kernel",
 }
-"""Class of each kernel, in the module of the kernel's name."""
+"""Where the class of each kernel is."""
 
 
 def kernel_names() -> tuple[str, ...]:
@@ -38,5 +38,6 @@ def get_kernel(name: str) -> type[Kernel]:
         raise RecipeError(
             f"unknown kernel {name!r} ({nearest(name, kernel_names())}): set `kernel` in the recipe to one that exists"
         )
-    kernel: type[Kernel] = getattr(import_module(f"latte_convert.kernels.{name}"), _KERNELS[name])
+    module, _, cls = _KERNELS[name].partition(":")
+    kernel: type[Kernel] = getattr(import_module(f"latte_convert.kernels.{module}"), cls)
     return kernel

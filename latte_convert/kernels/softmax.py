@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from latte_convert.attention import CallShape
+
 
 def softmax_attention(
     query: Tensor, key: Tensor, value: Tensor, *, scale: float, mask: Tensor | None = None, causal: bool = False
@@ -22,3 +24,12 @@ def softmax_attention(
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale)
     # What a row without keys gives depends on SDPA's backend.
     return out.masked_fill(~visible.any(-1, keepdim=True), 0)
+
+
+def softmax_flops(shape: CallShape) -> int:
+    """Both matmuls of softmax attention, 2 FLOPs per multiply-add; causal by visible pairs."""
+    pairs = shape.queries * shape.keys
+    if shape.causal:
+        square = min(shape.queries, shape.keys)
+        pairs = square * (square + 1) // 2 + shape.queries * max(shape.keys - shape.queries, 0)
+    return 2 * pairs * shape.heads * (shape.head_dim + shape.value_dim)

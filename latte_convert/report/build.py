@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from latte_convert.adapters import AttentionSite
-from latte_convert.bench.flops import attention_flops
+from latte_convert.attention import AttentionSite
 from latte_convert.calibration.candidates import label
-from latte_convert.evaluation.compare import Agreement
-from latte_convert.evaluation.stripes import correlation
+from latte_convert.environment import library_versions, peak_memory_bytes, tool_version
 from latte_convert.kernels.base import Kernel
-from latte_convert.kernels.cost import softmax_flops
 from latte_convert.kernels.exact import ExactKernel
+from latte_convert.kernels.softmax import softmax_flops
+from latte_convert.measuring.agreement import Agreement
+from latte_convert.measuring.flops import attention_flops
+from latte_convert.measuring.stripes import correlation
 from latte_convert.report.schema import (
     AgreementReport,
     CalibrationReport,
@@ -34,12 +35,11 @@ from latte_convert.report.schema import (
     SourceReport,
     StripesReport,
 )
-from latte_convert.runtime.device import library_versions, peak_memory_bytes, tool_version
 
 if TYPE_CHECKING:
-    from latte_convert.calibration.data import SampleSet
-    from latte_convert.evaluation.fidelity import Fidelity
-    from latte_convert.job import Job
+    from latte_convert.data.samples import SampleSet
+    from latte_convert.measuring.fidelity import Fidelity
+    from latte_convert.opening import Job
     from latte_convert.selection.budget import Point
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from latte_convert.adapters.base import Adapter, AttentionCall
-from latte_convert.calibration.capture import routed
-from latte_convert.calibration.feed import Feed, run
-from latte_convert.kernels.cost import CallShape, softmax_flops
+from latte_convert.adapters.capture import routed
+from latte_convert.attention import Adapter, AttentionCall, CallShape
+from latte_convert.data.feed import Feed, run
+from latte_convert.kernels.softmax import softmax_flops
 from latte_convert.selection.budget import SiteCost
 
 if TYPE_CHECKING:

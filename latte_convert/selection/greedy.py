@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from latte_convert.adapters.base import Adapter
-from latte_convert.calibration.feed import Feed
-from latte_convert.calibration.pipeline import Progress, silent
-from latte_convert.evaluation.compare import Agreement
+from latte_convert.attention import Adapter
+from latte_convert.data.feed import Feed
+from latte_convert.measuring.agreement import Agreement
+from latte_convert.progress import Progress, silent
 from latte_convert.selection.budget import Point, SiteCost, flops_share
 from latte_convert.selection.trials import Candidates, Drift, Trial, try_each
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from latte_convert.adapters.base import Adapter, AttentionSite
-from latte_convert.calibration.feed import Feed
-from latte_convert.calibration.pipeline import Progress, silent
+from latte_convert.attention import Adapter, AttentionSite
+from latte_convert.data.feed import Feed
+from latte_convert.progress import Progress, silent
 from latte_convert.selection.scores import Score
 from latte_convert.selection.trials import Candidates, Trial, try_each
 

@@ -6,10 +6,10 @@ import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from latte_convert.adapters.base import AttentionSite
+from latte_convert.attention import AttentionSite
 from latte_convert.errors import CheckpointError, RecipeError, nearest
 from latte_convert.recipe import DEFAULT_RATIO, Recipe
-from latte_convert.rewrite.plan import Plan
+from latte_convert.selection.plan import Plan
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from latte_convert.adapters.base import Adapter, AttentionSite, enclosing_block
-from latte_convert.calibration.capture import outputs_of
-from latte_convert.calibration.feed import Feed, run
-from latte_convert.calibration.pipeline import Progress, require_calls, silent
-from latte_convert.evaluation.compare import Agreement
+from latte_convert.adapters.capture import outputs_of, require_calls
+from latte_convert.adapters.convert import apply
+from latte_convert.adapters.find import enclosing_block
+from latte_convert.attention import Adapter, AttentionSite
+from latte_convert.data.feed import Feed, run
 from latte_convert.kernels.base import Kernel
-from latte_convert.rewrite.apply import apply
+from latte_convert.measuring.agreement import Agreement
+from latte_convert.progress import Progress, silent
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from latte_convert.adapters.base import Adapter, AttentionCall, enclosing_block
-from latte_convert.calibration.capture import routed
-from latte_convert.calibration.feed import Feed, Inputs, run
-from latte_convert.calibration.pipeline import Progress, require_calls, silent
-from latte_convert.evaluation.compare import Agreement
-from latte_convert.evaluation.fidelity import named_outputs, primary_output
+from latte_convert.adapters.capture import require_calls, routed
+from latte_convert.adapters.convert import apply
+from latte_convert.adapters.find import enclosing_block
+from latte_convert.attention import Adapter, AttentionCall
+from latte_convert.data.feed import Feed, Inputs, run
 from latte_convert.kernels.base import Kernel
-from latte_convert.rewrite.apply import apply
+from latte_convert.measuring.agreement import Agreement
+from latte_convert.measuring.fidelity import named_outputs, primary_output
+from latte_convert.progress import Progress, silent
 from latte_convert.selection.replay import Replay
 
 Candidates = Mapping[str, Sequence[Kernel]]

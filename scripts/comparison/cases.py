@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latte_convert.calibration.data import open_samples
-from latte_convert.calibration.feed import Batch, Inputs, run
+from latte_convert.data.feed import Batch, Inputs, run
+from latte_convert.data.samples import open_samples
 from latte_convert.evaluation.tasks.saliency import pearson
 
 TINY_MODELS = Path(__file__).resolve().parents[2] / "tests" / "models"

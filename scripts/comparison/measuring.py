@@ -14,21 +14,21 @@ import torch
 
 from comparison.cases import Case, outputs
 from comparison.kernels import Entry
-from latte_convert.adapters import AttentionSite, find_adapter
-from latte_convert.adapters.base import Adapter, AttentionCall
+from latte_convert.adapters.capture import routed
+from latte_convert.adapters.convert import apply
+from latte_convert.adapters.find import find_adapter
+from latte_convert.attention import Adapter, AttentionCall, AttentionSite, CallShape
 from latte_convert.bench.memory import peak_memory
 from latte_convert.bench.timing import Timed, ratio, take_turns, timing
-from latte_convert.calibration.capture import routed
-from latte_convert.calibration.feed import BatchFeed
 from latte_convert.calibration.fit import Fit
 from latte_convert.calibration.pipeline import calibrate, recalibrate
-from latte_convert.evaluation.compare import Agreement
-from latte_convert.evaluation.fidelity import named_outputs, primary_output
-from latte_convert.kernels.base import Kernel
-from latte_convert.kernels.cost import CallShape, softmax_flops
+from latte_convert.data.feed import BatchFeed
+from latte_convert.kernels.base import Kernel, attend
 from latte_convert.kernels.exact import ExactKernel
 from latte_convert.kernels.registry import get_kernel
-from latte_convert.rewrite.apply import apply, attend
+from latte_convert.kernels.softmax import softmax_flops
+from latte_convert.measuring.agreement import Agreement
+from latte_convert.measuring.fidelity import named_outputs, primary_output
 from latte_convert.selection.isolated import isolated_scores
 
 LEVELS = (1 / 3, 2 / 3, 1.0)

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters import AttentionCall, Handler, find_sites
+from latte_convert.adapters.find import find_sites
 from latte_convert.adapters.hf import HFAdapter
+from latte_convert.attention import AttentionCall, Handler
 from latte_convert.kernels.exact import ExactKernel
-from latte_convert.kernels.latte import LatteKernel
+from latte_convert.kernels.latte.kernel import LatteKernel
 
 ADAPTER = HFAdapter()
 

@@ -11,11 +11,11 @@ from helpers import ADAPTER, Exact, assert_same, eligible, latte_kernels
 from tiny_models import BY_NAME, build, text
 from torch import Tensor, nn
 
-from latte_convert.adapters import AttentionCall
+from latte_convert.adapters.capture import routed
+from latte_convert.adapters.convert import apply
 from latte_convert.adapters.hf import latte_attention_forward
-from latte_convert.calibration.capture import routed
+from latte_convert.attention import AttentionCall
 from latte_convert.errors import CheckpointError
-from latte_convert.rewrite.apply import apply
 
 SITE = "encoder.layer.0.attention.self"
 

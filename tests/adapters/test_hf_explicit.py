@@ -12,10 +12,11 @@ from helpers import ADAPTER, Exact, assert_same, eligible, exact_handlers, latte
 from tiny_models import BY_NAME, build
 from torch import Tensor, nn
 
-from latte_convert.adapters import AttentionCall, find_sites
-from latte_convert.calibration.capture import routed
+from latte_convert.adapters.capture import routed
+from latte_convert.adapters.convert import apply
+from latte_convert.adapters.find import find_sites
+from latte_convert.attention import AttentionCall
 from latte_convert.errors import CheckpointError
-from latte_convert.rewrite.apply import apply
 
 ENCODER, CROSS = "encoder.layers.0.self_attn", "decoder.layers.0.encoder_attn"
 

@@ -14,8 +14,8 @@ from helpers import ADAPTER, Exact, assert_same, eligible, exact_handlers
 from tiny_models import BY_NAME, FAMILIES, build, pixels, text, whisper_config
 from torch import Tensor, nn
 
-from latte_convert.adapters import AttentionCall
-from latte_convert.calibration.capture import routed
+from latte_convert.adapters.capture import routed
+from latte_convert.attention import AttentionCall
 
 NAMES = [family.name for family in FAMILIES]
 

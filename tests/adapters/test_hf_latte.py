@@ -10,8 +10,8 @@ from helpers import ADAPTER, assert_same, eligible, latte_kernels
 from tiny_models import BY_NAME, FAMILIES, build, pixels, text
 from torch import Tensor, nn
 
-from latte_convert.adapters import find_sites
-from latte_convert.rewrite.apply import Applied, apply
+from latte_convert.adapters.convert import Applied, apply
+from latte_convert.adapters.find import find_sites
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 

@@ -13,9 +13,9 @@ from helpers import ADAPTER, Exact, assert_same, eligible, exact_handlers, latte
 from tiny_models import BY_NAME, build, text
 from torch import Tensor, nn
 
-from latte_convert.adapters import AttentionCall
-from latte_convert.calibration.capture import routed
-from latte_convert.rewrite.apply import apply
+from latte_convert.adapters.capture import routed
+from latte_convert.adapters.convert import apply
+from latte_convert.attention import AttentionCall
 
 SITE = "encoder.layer.0.attention.self"
 

@@ -8,9 +8,10 @@ import transformers as hf
 from tiny_models import BY_NAME, FAMILIES, NOT_CONVERTIBLE, Family, build
 from torch import Tensor, nn
 
-from latte_convert.adapters import AttentionCall, enclosing_block, find_adapter, find_sites
+from latte_convert.adapters.capture import routed
+from latte_convert.adapters.find import enclosing_block, find_adapter, find_sites
 from latte_convert.adapters.hf import HFAdapter
-from latte_convert.calibration.capture import routed
+from latte_convert.attention import AttentionCall
 from latte_convert.errors import CheckpointError
 
 ADAPTER = HFAdapter()

@@ -15,9 +15,10 @@ from timm_models import build as build_timm
 from tiny_models import BY_NAME, TorchDetector, build, pixels, text
 from torch import Tensor, nn
 
-from latte_convert.adapters import TokenLayout, find_adapter
+from latte_convert.adapters.capture import routed
+from latte_convert.adapters.find import find_adapter
 from latte_convert.adapters.layout import SiteLayout
-from latte_convert.calibration.capture import routed
+from latte_convert.attention import TokenLayout
 
 NONE = TokenLayout()
 CROSS = TokenLayout(aligned=False)

@@ -14,9 +14,10 @@ from tiny_models import TorchDetector, build, pixels
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from latte_convert.adapters import TokenLayout, find_adapter
+from latte_convert.adapters.convert import apply
+from latte_convert.adapters.find import find_adapter
 from latte_convert.adapters.layout import MapSize
-from latte_convert.rewrite.apply import apply
+from latte_convert.attention import TokenLayout
 
 
 def _watched(model: nn.Module) -> dict[str, MapSize]:

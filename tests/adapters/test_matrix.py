@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from tiny_models import FAMILIES
 
 import latte_convert
-from latte_convert.adapters.resolve import resolve
+from latte_convert.checkpoints.resolve import resolve
 from latte_convert.recipe import Recipe
 
 

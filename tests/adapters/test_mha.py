@@ -12,12 +12,13 @@ from helpers import Exact, exact_handlers, latte_kernels
 from torch import Tensor, nn
 
 import latte_convert
-from latte_convert.adapters import AttentionCall, find_adapter, find_sites
+from latte_convert.adapters.capture import routed
+from latte_convert.adapters.convert import apply
+from latte_convert.adapters.find import find_adapter, find_sites
 from latte_convert.adapters.mha import TorchAdapter
-from latte_convert.calibration.capture import routed
+from latte_convert.attention import AttentionCall
 from latte_convert.errors import CheckpointError
 from latte_convert.recipe import Recipe
-from latte_convert.rewrite.apply import apply
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 

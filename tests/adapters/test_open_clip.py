@@ -17,10 +17,10 @@ from open_clip.coca_model import CoCa
 from open_clip.model import CLIP, CustomTextCLIP
 from torch import Tensor, nn
 
-from latte_convert.adapters import find_adapter, find_sites
+from latte_convert.adapters.capture import routed
+from latte_convert.adapters.convert import apply
+from latte_convert.adapters.find import find_adapter, find_sites
 from latte_convert.adapters.open_clip import OpenClipAdapter
-from latte_convert.calibration.capture import routed
-from latte_convert.rewrite.apply import apply
 
 VISION = {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "head_width": 8, "mlp_ratio": 2.0}
 TEXT = {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 4, "layers": 2}

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention
 
-from latte_convert.adapters import AttentionCall, TokenLayout
 from latte_convert.adapters.layout import MapSize, SiteLayout
 from latte_convert.adapters.reroute import Rerouted, calls_sdpa, reroute, with_globals
+from latte_convert.attention import AttentionCall, TokenLayout
 
 
 class Base(nn.Module):

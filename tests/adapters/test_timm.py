@@ -14,11 +14,12 @@ from helpers import exact_handlers, latte_kernels
 from timm_models import MODELS, PATCHED, SMALL, build, create, gated, images, sharp
 from torch import Tensor, nn
 
-from latte_convert.adapters import AttentionCall, find_adapter, find_sites
+from latte_convert.adapters.capture import routed
+from latte_convert.adapters.convert import apply
+from latte_convert.adapters.find import find_adapter, find_sites
 from latte_convert.adapters.timm import TimmAdapter
-from latte_convert.calibration.capture import routed
+from latte_convert.attention import AttentionCall
 from latte_convert.errors import CheckpointError
-from latte_convert.rewrite.apply import apply
 
 ADAPTER = TimmAdapter()
 CONVERTED_FULLY = [name for name in MODELS if name != "hiera"]  # its first stages are windowed

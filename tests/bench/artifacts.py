@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from latte_convert.adapters import find_adapter
-from latte_convert.adapters.base import AttentionSite
-from latte_convert.adapters.resolve import resolve
+from latte_convert.adapters.convert import apply
+from latte_convert.adapters.find import find_adapter
 from latte_convert.artifact.files import sha256_file, write_json
 from latte_convert.artifact.manifest import CalibrationRecord, Manifest, SiteRecord, SourceRecord
 from latte_convert.artifact.probe import record_probe
 from latte_convert.artifact.save import copy_files, kernel_tensors
 from latte_convert.artifact.tensors import digest, write_tensors
-from latte_convert.calibration.feed import BatchFeed
+from latte_convert.attention import AttentionSite
+from latte_convert.checkpoints.resolve import resolve
+from latte_convert.data.feed import BatchFeed
 from latte_convert.kernels.base import Kernel
-from latte_convert.kernels.latte import LatteKernel
+from latte_convert.kernels.latte.kernel import LatteKernel
 from latte_convert.names import MANIFEST
-from latte_convert.rewrite.apply import apply
 
 
 def every_second(sites: list[AttentionSite]) -> list[AttentionSite]:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from bench.artifacts import make_artifact
 
-from latte_convert.adapters import find_adapter
-from latte_convert.adapters.resolve import resolve
+from latte_convert.adapters.find import find_adapter
 from latte_convert.bench.merging import Merger, assignment, mergeable
+from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import CheckpointError
 
 

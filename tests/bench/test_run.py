@@ -11,7 +11,6 @@ import torch
 from bench.artifacts import make_artifact
 
 import latte_convert
-from latte_convert.adapters.resolve import resolve
 from latte_convert.artifact.load import open_artifact
 from latte_convert.artifact.manifest import read_manifest
 from latte_convert.artifact.verify import verify
@@ -19,8 +18,9 @@ from latte_convert.bench import measure, store, variants
 from latte_convert.bench.inputs import make_cases
 from latte_convert.bench.result import BenchReport
 from latte_convert.bench.run import bench
+from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import CheckpointError, DataError, IntegrityError, UsageError
-from latte_convert.evaluation.fidelity import named_outputs
+from latte_convert.measuring.fidelity import named_outputs
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 

@@ -6,15 +6,15 @@ import dataclasses
 
 import pytest
 import torch
+from reference import latte_reference, softmax_reference
 from torch import Tensor, nn
 
-from latte_convert.adapters.base import AttentionCall, AttentionSite, TokenLayout
+from latte_convert.attention import AttentionCall, AttentionSite, TokenLayout
 from latte_convert.calibration.candidates import candidates
 from latte_convert.calibration.fit import Fit, SiteFit
-from latte_convert.calibration.stages import latte as latte_stage
-from latte_convert.calibration.stages import output as output_stage
-from latte_convert.kernels.latte import LatteKernel
-from latte_convert.kernels.reference import latte_reference, softmax_reference
+from latte_convert.kernels.fitting import output as output_stage
+from latte_convert.kernels.latte import fit as latte_fit
+from latte_convert.kernels.latte.kernel import LatteKernel
 from latte_convert.recipe import Recipe
 
 HEADS, DIM, TOKENS = 3, 8, 60
@@ -100,7 +100,7 @@ def test_without_sigma_the_error_is_that_of_the_fitted_kernel(projection):
 @pytest.mark.parametrize("granularity", ["layer", "head"])
 def test_finds_the_parameters_that_made_the_target(projection, granularity, monkeypatch):
     monkeypatch.setattr(output_stage, "RIDGE", 1e-6)
-    monkeypatch.setattr(latte_stage, "RIDGE", 1e-6)
+    monkeypatch.setattr(latte_fit, "RIDGE", 1e-6)
     sigma = torch.linspace(0.5, 1.5, HEADS * DIM)
 
     def target(one: AttentionCall) -> Tensor:

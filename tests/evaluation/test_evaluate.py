@@ -96,7 +96,7 @@ def test_an_undefined_metric_is_an_error_and_no_nan(minilm_artifact, tmp_path):
 
 
 def test_a_hybrid_that_is_not_finite_is_named(dino_artifact, few, monkeypatch):
-    from latte_convert.kernels.latte import LatteKernel
+    from latte_convert.kernels.latte.kernel import LatteKernel
 
     attend = LatteKernel.attend
     monkeypatch.setattr(LatteKernel, "attend", lambda *args, **kwargs: attend(*args, **kwargs) * np.nan)

@@ -7,7 +7,7 @@ import timm
 import torch
 import transformers
 
-from latte_convert.calibration.feed import Inputs
+from latte_convert.data.feed import Inputs
 from latte_convert.evaluation.features import image_features, image_tokens, no_image_features, prefix_tokens
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 from comparing import LargestTensor
+from reference.softmax import softmax_reference
 from torch import Tensor
 
-from latte_convert.adapters.base import TokenLayout
-from latte_convert.bench.flops import measured_flops
+from latte_convert.attention import CallShape, TokenLayout
 from latte_convert.errors import UsageError
 from latte_convert.kernels import Kernel, get_kernel, kernel_names
-from latte_convert.kernels.cost import CallShape
-from latte_convert.kernels.reference.softmax import softmax_reference
+from latte_convert.measuring.flops import measured_flops
 
 HEADS, DIM, SCALE = 2, 16, 0.25
 GRID = (8, 8)

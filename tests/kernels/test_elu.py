@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from latte_convert.kernels.elu import EluKernel
+from latte_convert.kernels.rivals.elu import EluKernel
 
 
 def test_two_keys_by_hand() -> None:

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
+from reference import softmax_reference
 
 from latte_convert.errors import UsageError
 from latte_convert.kernels.exact import ExactKernel
-from latte_convert.kernels.reference import softmax_reference
 
 
 @pytest.mark.parametrize("masked", [False, True])

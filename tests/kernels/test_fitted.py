@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from reference.fitted import fitted_reference
+from reference.softmax import softmax_reference
 
-from latte_convert.adapters.base import AttentionCall, TokenLayout
-from latte_convert.calibration.stages import descent
-from latte_convert.calibration.stages.descent import DescentStage
-from latte_convert.kernels.fitted import FittedKernel
-from latte_convert.kernels.reference.fitted import fitted_reference
-from latte_convert.kernels.reference.softmax import softmax_reference
+from latte_convert.attention import AttentionCall, TokenLayout
+from latte_convert.kernels.fitting import descent
+from latte_convert.kernels.fitting.descent import DescentStage
+from latte_convert.kernels.rivals.fitted import FittedKernel
 
 HEADS, DIM = 3, 8
 

@@ -9,11 +9,11 @@ import torch
 from comparing import DIM, HEADS, TOLERANCE, LargestTensor, assert_close, assert_grads_close, some_mask, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import latte_reference
 from torch import Tensor
 
 from latte_convert.errors import UsageError
-from latte_convert.kernels.latte import LatteKernel, latte_attention
-from latte_convert.kernels.reference import latte_reference
+from latte_convert.kernels.latte.kernel import LatteKernel, latte_attention
 
 SHAPES = [(1, 1), (7, 7), (130, 130), (5, 70), (70, 5), (64, 192)]
 quick = settings(deadline=None, max_examples=8, derandomize=True)

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 from comparing import DIM, HEADS, TOLERANCE, VALUE_DIM, assert_close, assert_grads_close, some_mask, tokens
+from reference.common import visible_keys
+from reference.elu import elu_reference
+from reference.performer import performer_reference
+from reference.qt_vit import qt_vit_reference
+from reference.relu import relu_reference
+from reference.taylor2 import taylor2_reference
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from latte_convert.attention import CallShape
 from latte_convert.kernels import Kernel, get_kernel
-from latte_convert.kernels.cost import CallShape
 from latte_convert.kernels.linear import CAUSAL_CHUNK, linear_attention, linear_flops
-from latte_convert.kernels.reference.common import visible_keys
-from latte_convert.kernels.reference.elu import elu_reference
-from latte_convert.kernels.reference.performer import performer_reference
-from latte_convert.kernels.reference.qt_vit import qt_vit_reference
-from latte_convert.kernels.reference.relu import relu_reference
-from latte_convert.kernels.reference.taylor2 import taylor2_reference
 
 SCALE = 0.3
 SHAPES = [(1, 1), (7, 7), (130, 130), (5, 70), (70, 5), (64, 192)]

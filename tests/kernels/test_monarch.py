@@ -8,16 +8,15 @@ import math
 import pytest
 import torch
 from comparing import DIM, HEADS, TOLERANCE, VALUE_DIM, LargestTensor, assert_close, assert_grads_close, tokens
+from reference.monarch import monarch_reference
+from reference.softmax import softmax_reference
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from latte_convert.adapters.base import TokenLayout
+from latte_convert.attention import CallShape, TokenLayout
 from latte_convert.errors import UsageError
-from latte_convert.kernels.cost import CallShape
-from latte_convert.kernels.monarch import MonarchKernel, monarch_attention
-from latte_convert.kernels.reference.monarch import monarch_reference
-from latte_convert.kernels.reference.softmax import softmax_reference
+from latte_convert.kernels.rivals.monarch import MonarchKernel, monarch_attention
 
 # Queries, keys, block: one block, full blocks, padding, blocks of one, queries behind an exact prefix.
 SHAPES = [(1, 1, 1), (9, 9, 9), (24, 24, 6), (29, 29, 5), (7, 7, 1), (26, 29, 6), (20, 29, 5)]

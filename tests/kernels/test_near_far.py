@@ -9,18 +9,18 @@ import torch
 from comparing import LargestTensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.near_far import assign_reference, near_far_reference, region, views_reference
+from reference.softmax import softmax_reference
 from torch import Tensor
 
-from latte_convert.adapters.base import TokenLayout
-from latte_convert.bench.flops import measured_flops
+from latte_convert.attention import CallShape, TokenLayout
 from latte_convert.errors import UsageError
-from latte_convert.kernels.clustering import cell_counts, grid_cells, sums_by
-from latte_convert.kernels.cost import CallShape, softmax_flops
-from latte_convert.kernels.near_far import NearFarKernel, near_far_attention
-from latte_convert.kernels.near_far_summary import TURNS, summarise
-from latte_convert.kernels.near_far_windows import Places, Tiling
-from latte_convert.kernels.reference.near_far import assign_reference, near_far_reference, region, views_reference
-from latte_convert.kernels.reference.softmax import softmax_reference
+from latte_convert.kernels.near_far.clustering import cell_counts, grid_cells, sums_by
+from latte_convert.kernels.near_far.kernel import NearFarKernel, near_far_attention
+from latte_convert.kernels.near_far.summary import TURNS, summarise
+from latte_convert.kernels.near_far.windows import Places, Tiling
+from latte_convert.kernels.softmax import softmax_flops
+from latte_convert.measuring.flops import measured_flops
 
 HEADS, DIM, SCALE = 2, 20, 0.4
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}

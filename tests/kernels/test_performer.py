@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from latte_convert.errors import RecipeError
-from latte_convert.kernels.performer import PerformerKernel, orthogonal_features
+from latte_convert.kernels.rivals.performer import PerformerKernel, orthogonal_features
 from latte_convert.kernels.softmax import softmax_attention
 
 

@@ -17,13 +17,13 @@ from comparing import (
     some_mask,
     tokens,
 )
+from reference.pola import pola_reference
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from latte_convert.attention import CallShape
 from latte_convert.errors import UsageError
-from latte_convert.kernels.cost import CallShape
-from latte_convert.kernels.pola import PolaKernel, pola_attention
-from latte_convert.kernels.reference.pola import pola_reference
+from latte_convert.kernels.rivals.pola import PolaKernel, pola_attention
 
 SHAPES = [(1, 1), (7, 7), (67, 67), (5, 70), (70, 5)]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from latte_convert.kernels.latte import LatteKernel
-from latte_convert.kernels.qt_vit import QtVitKernel
+from latte_convert.kernels.latte.kernel import LatteKernel
+from latte_convert.kernels.rivals.qt_vit import QtVitKernel
 from latte_convert.kernels.softmax import softmax_attention
 
 

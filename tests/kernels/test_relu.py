@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from latte_convert.kernels.relu import ReluKernel
+from latte_convert.kernels.rivals.relu import ReluKernel
 
 
 def one_channel(*numbers: float) -> Tensor:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from latte_convert.kernels.latte import LatteKernel
+from latte_convert.kernels.latte.kernel import LatteKernel
+from latte_convert.kernels.rivals.taylor2 import Taylor2Kernel
 from latte_convert.kernels.softmax import softmax_attention
-from latte_convert.kernels.taylor2 import Taylor2Kernel
 
 
 def with_alpha(kernel: Taylor2Kernel, *alpha: float) -> Taylor2Kernel:

@@ -13,7 +13,7 @@ import torch
 from sklearn.datasets import load_digits
 from transformers import AutoProcessor, CLIPTextModelWithProjection
 
-from latte_convert.adapters import find_sites
+from latte_convert.adapters.find import find_sites
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

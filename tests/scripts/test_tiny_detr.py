@@ -150,7 +150,7 @@ def test_the_model_cannot_do_without_its_attention(trainer, attention: str) -> N
 
 
 def test_every_attention_of_the_model_is_a_site(trainer) -> None:
-    from latte_convert.adapters import find_sites
+    from latte_convert.adapters.find import find_sites
 
     model, _ = trainer.load(MODEL)
     names = {site.name for site in find_sites(model)}

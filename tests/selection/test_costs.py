@@ -4,9 +4,9 @@ import pytest
 import torch
 from adapters import tiny_models
 
-from latte_convert.adapters import find_adapter
-from latte_convert.calibration.feed import BatchFeed
-from latte_convert.kernels.latte import LatteKernel
+from latte_convert.adapters.find import find_adapter
+from latte_convert.data.feed import BatchFeed
+from latte_convert.kernels.latte.kernel import LatteKernel
 from latte_convert.selection.costs import site_costs
 
 
@@ -35,7 +35,7 @@ def test_a_site_that_is_not_called_costs_nothing():
 
     class Images(BatchFeed):
         def __iter__(self):
-            from latte_convert.calibration.feed import Inputs
+            from latte_convert.data.feed import Inputs
 
             return (Inputs(batch, "get_image_features", "vision") for batch in self.batches)
 

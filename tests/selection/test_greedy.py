@@ -6,9 +6,9 @@ import pytest
 import torch
 import transformers
 
-from latte_convert.adapters import find_adapter
-from latte_convert.calibration.feed import BatchFeed, run
-from latte_convert.kernels.latte import LatteKernel
+from latte_convert.adapters.find import find_adapter
+from latte_convert.data.feed import BatchFeed, run
+from latte_convert.kernels.latte.kernel import LatteKernel
 from latte_convert.selection import greedy, trials
 from latte_convert.selection.budget import Point, SiteCost, choose
 from latte_convert.selection.greedy import greedy_order, path

@@ -8,12 +8,12 @@ import pytest
 import torch
 import transformers
 
-from latte_convert.adapters import find_adapter
-from latte_convert.calibration.feed import BatchFeed, Inputs, JoinedFeed, run
+from latte_convert.adapters.convert import apply
+from latte_convert.adapters.find import find_adapter
+from latte_convert.data.feed import BatchFeed, Inputs, JoinedFeed, run
 from latte_convert.errors import CheckpointError
-from latte_convert.kernels.latte import LatteKernel
-from latte_convert.kernels.near_far import NearFarKernel
-from latte_convert.rewrite.apply import apply
+from latte_convert.kernels.latte.kernel import LatteKernel
+from latte_convert.kernels.near_far.kernel import NearFarKernel
 from latte_convert.selection.isolated import isolated_scores
 from latte_convert.selection.trials import Spread, Trial, final_outputs, try_each, try_plan
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from latte_convert.adapters import AttentionSite
+from latte_convert.attention import AttentionSite
 from latte_convert.errors import CheckpointError, RecipeError
 from latte_convert.recipe import Recipe
 from latte_convert.selection.budget import most_robust

@@ -11,12 +11,11 @@ import torch
 from adapters import timm_models, tiny_models
 from torch import nn
 
-from latte_convert.adapters import find_adapter
-from latte_convert.adapters.base import enclosing_block
-from latte_convert.calibration.feed import Inputs, run
-from latte_convert.evaluation.fidelity import named_outputs
-from latte_convert.kernels.latte import LatteKernel
-from latte_convert.rewrite.apply import apply
+from latte_convert.adapters.convert import apply
+from latte_convert.adapters.find import enclosing_block, find_adapter
+from latte_convert.data.feed import Inputs, run
+from latte_convert.kernels.latte.kernel import LatteKernel
+from latte_convert.measuring.fidelity import named_outputs
 from latte_convert.selection.replay import Replay
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from latte_convert.adapters.quiet import quiet_transformers
-from latte_convert.calibration.decode import SUFFIXES, BadSample, Value
-from latte_convert.calibration.feed import Inputs
+from latte_convert.checkpoints.quiet import quiet_transformers
+from latte_convert.data.decode import SUFFIXES, BadSample, Value
+from latte_convert.data.feed import Inputs
 from latte_convert.errors import CheckpointError, DataError, first_line
 from latte_convert.evaluation import labels
 from latte_convert.evaluation.tasks.base import Example, Metric, Task, require_two
@@ -20,7 +20,7 @@ from latte_convert.evaluation.tasks.base import Example, Metric, Task, require_t
 if TYPE_CHECKING:
     from torch import nn
 
-    from latte_convert.adapters.checkpoint import Checkpoint
+    from latte_convert.checkpoints.base import Checkpoint
 
 SILENCE = 1e-4
 """Largest amplitude (of full scale, -80 dB) that counts as silence: a recogniser makes words up for it."""

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from latte_convert.calibration.data import Modality, Sample
-from latte_convert.calibration.decode import Value
-from latte_convert.calibration.feed import Inputs
+from latte_convert.data.decode import Value
+from latte_convert.data.feed import Inputs
+from latte_convert.data.samples import Modality, Sample
 from latte_convert.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from latte_convert.adapters.checkpoint import Checkpoint
-    from latte_convert.calibration.feed import Processor
+    from latte_convert.checkpoints.base import Checkpoint
+    from latte_convert.data.feed import Processor
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Setting:
             UsageError: Several were given.
             DataError: It is not there.
         """
-        from latte_convert.calibration.sources import missing_path
+        from latte_convert.data.sources import missing_path
 
         if len(self.data) != 1:
             raise UsageError(f"this task reads one --data, not {len(self.data)}.")

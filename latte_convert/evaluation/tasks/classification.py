@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from latte_convert.calibration.feed import Inputs, run
+from latte_convert.data.feed import Inputs, run
 from latte_convert.evaluation import labels
 from latte_convert.evaluation.class_names import ClassNames, class_names
 from latte_convert.evaluation.layout import split_folder
@@ -19,7 +19,7 @@ from latte_convert.evaluation.tasks.base import Example, Metric, Task
 if TYPE_CHECKING:
     from torch import nn
 
-    from latte_convert.adapters.checkpoint import Checkpoint
+    from latte_convert.checkpoints.base import Checkpoint
 
 _HEADS = ("ForImageClassification", "ForImageClassificationWithTeacher", "ForSequenceClassification")
 _TEXT = ("text", "sentence", "content", "review")

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from latte_convert.data.json_file import JsonFile, field
 from latte_convert.errors import DataError
 from latte_convert.evaluation import labels
-from latte_convert.evaluation.json_file import JsonFile, field
 from latte_convert.evaluation.layout import image_folder, label_files
 from latte_convert.evaluation.tasks.base import Example, Metric, require_two
 from latte_convert.evaluation.two_tower import TwoTowerTask, embeddings, text_examples

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from latte_convert.calibration.decode import Value
-from latte_convert.calibration.feed import Inputs, run
+from latte_convert.data.decode import Value
+from latte_convert.data.feed import Inputs, run
 from latte_convert.errors import DataError
 from latte_convert.evaluation import labels
 from latte_convert.evaluation.boxes import average_precision, categories_of, match, read_instances
@@ -21,7 +21,7 @@ from latte_convert.evaluation.tasks.base import Example, Metric, Task, require_t
 if TYPE_CHECKING:
     from torch import nn
 
-    from latte_convert.adapters.checkpoint import Checkpoint
+    from latte_convert.checkpoints.base import Checkpoint
 
 _PROMPTED = ("OwlViT", "Owlv2", "GroundingDino", "MMGroundingDino", "OmDetTurbo")
 

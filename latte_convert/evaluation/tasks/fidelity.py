@@ -9,20 +9,20 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from latte_convert.adapters.base import enclosing_block, find_sites
-from latte_convert.calibration.capture import outputs_of
-from latte_convert.calibration.feed import run
-from latte_convert.evaluation.compare import Agreement
+from latte_convert.adapters.capture import outputs_of
+from latte_convert.adapters.find import enclosing_block, find_sites
+from latte_convert.data.feed import run
 from latte_convert.evaluation.features import prefix_tokens
-from latte_convert.evaluation.fidelity import named_outputs, primary_output
 from latte_convert.evaluation.tasks.base import Example, Metric, Task
 from latte_convert.evaluation.unlabelled import examples_of, open_unlabelled
+from latte_convert.measuring.agreement import Agreement
+from latte_convert.measuring.fidelity import named_outputs, primary_output
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from latte_convert.adapters.checkpoint import Checkpoint
-    from latte_convert.calibration.feed import Inputs
+    from latte_convert.checkpoints.base import Checkpoint
+    from latte_convert.data.feed import Inputs
 
 _Row = dict[str, npt.NDArray[np.float64]]
 """For each output: sum of cosines, tokens, squared error, squared norm, tokens with the same largest feature."""

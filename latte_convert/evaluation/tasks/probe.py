@@ -18,8 +18,8 @@ from latte_convert.evaluation.tasks.base import Example, Metric, Task
 if TYPE_CHECKING:
     from torch import nn
 
-    from latte_convert.adapters.checkpoint import Checkpoint
-    from latte_convert.calibration.feed import Inputs
+    from latte_convert.checkpoints.base import Checkpoint
+    from latte_convert.data.feed import Inputs
 
 _TEST_FOLDERS = ("test", "val", "valid", "validation")
 

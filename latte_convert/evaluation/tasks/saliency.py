@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from latte_convert.calibration.data import SampleSet
-from latte_convert.calibration.sources import missing_path
+from latte_convert.data.samples import SampleSet
+from latte_convert.data.sources import missing_path
 from latte_convert.errors import DataError
 from latte_convert.evaluation import labels
 from latte_convert.evaluation.features import image_tokens, no_image_features
@@ -20,8 +20,8 @@ from latte_convert.evaluation.unlabelled import examples_of, open_unlabelled
 if TYPE_CHECKING:
     from torch import nn
 
-    from latte_convert.adapters.checkpoint import Checkpoint
-    from latte_convert.calibration.feed import Inputs
+    from latte_convert.checkpoints.base import Checkpoint
+    from latte_convert.data.feed import Inputs
 
 
 class SaliencyTask(Task):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from latte_convert.calibration.feed import Inputs, run
+from latte_convert.data.feed import Inputs, run
 from latte_convert.errors import CheckpointError, DataError
 from latte_convert.evaluation import labels
 from latte_convert.evaluation.tasks.base import Example, Metric, Task, require_two
@@ -20,7 +20,7 @@ from latte_convert.evaluation.tasks.base import Example, Metric, Task, require_t
 if TYPE_CHECKING:
     from torch import nn
 
-    from latte_convert.adapters.checkpoint import Checkpoint
+    from latte_convert.checkpoints.base import Checkpoint
 
 _FIRST = ("s1", "sentence1", "sentence_1", "text1")
 _SECOND = ("s2", "sentence2", "sentence_2", "text2")

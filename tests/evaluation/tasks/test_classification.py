@@ -11,7 +11,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import latte_convert
-from latte_convert.adapters.resolve import resolve
+from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import DataError, InputError
 from latte_convert.evaluation.class_names import ClassNames, class_names
 from latte_convert.evaluation.evaluate import evaluate

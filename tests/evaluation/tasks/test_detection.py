@@ -15,7 +15,7 @@ from adapters.tiny_models import _rt_detr_config
 from PIL import Image
 
 import latte_convert
-from latte_convert.adapters.resolve import resolve
+from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import DataError, GateError, InputError
 from latte_convert.evaluation.boxes import average_precision, categories_of, match, read_instances
 from latte_convert.evaluation.evaluate import evaluate
@@ -337,7 +337,7 @@ def test_bad_data(detr_artifact, dino_artifact, boxes, tmp_path):
 
 
 def test_an_output_that_is_not_finite_is_no_empty_picture(detr_artifact, boxes, monkeypatch):
-    from latte_convert.kernels.latte import LatteKernel
+    from latte_convert.kernels.latte.kernel import LatteKernel
 
     attend = LatteKernel.attend
     monkeypatch.setattr(LatteKernel, "attend", lambda *args, **kwargs: attend(*args, **kwargs) * np.nan)

@@ -10,7 +10,7 @@ import transformers
 from PIL import Image
 
 import latte_convert
-from latte_convert.adapters.resolve import resolve
+from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import DataError, InputError
 from latte_convert.evaluation.captions import read_captions
 from latte_convert.evaluation.evaluate import evaluate

@@ -1,0 +1,158 @@
+"""What an adapter tells the rest of the package about a library's attention modules.
+
+An adapter knows three things about a library: where the attention modules are (``sites``), how to take over
+one of them (``route``), and which layer reads its output (``output_projection``). It knows nothing about
+kernels: a handler decides what a routed module computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """How the tokens of one attention call are arranged.
+
+    Attributes:
+        prefix: Number of leading tokens that are not on the grid (CLS, registers).
+        grid: ``(height, width)`` of the remaining keys, or None for a sequence.
+        aligned: Whether query ``i`` and key ``i`` are the same token (self-attention).
+    """
+
+    prefix: int = 0
+    grid: tuple[int, int] | None = None
+    aligned: bool = True
+
+
+@dataclass(frozen=True)
+class AttentionSite:
+    """One attention module that is, or could be, converted.
+
+    Attributes:
+        name: Dotted path of the module inside the model.
+        tower: ``vision``, ``text``, ``audio``, ``encoder`` or ``decoder``.
+        kind: ``self`` or ``cross``.
+        causal: Whether a query sees only the keys up to its own position.
+        heads: Number of heads.
+        head_dim: Channels per head.
+        eligible: Whether the site can be converted.
+        reason: Why it cannot, or None.
+    """
+
+    name: str
+    tower: str
+    kind: Literal["self", "cross"]
+    causal: bool
+    heads: int
+    head_dim: int
+    eligible: bool = True
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class CallShape:
+    """What a kernel's FLOPs depend on; one sample.
+
+    Attributes:
+        queries: Number of query tokens, Nq.
+        keys: Number of key tokens, Nk.
+        heads: Number of heads, H.
+        head_dim: Channels per head of query and key, d.
+        value_dim: Channels per head of value, dv.
+        causal: Whether a query sees only the keys up to its own position.
+        prefix: Number of leading tokens that are not on the grid.
+        grid: ``(height, width)`` of the remaining tokens, or None for a sequence.
+        aligned: Whether query ``i`` and key ``i`` are the same token (self-attention).
+    """
+
+    queries: int
+    keys: int
+    heads: int
+    head_dim: int
+    value_dim: int
+    causal: bool = False
+    prefix: int = 0
+    grid: tuple[int, int] | None = None
+    aligned: bool = True
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of a routed attention module.
+
+    Attributes:
+        module: The routed module.
+        query: ``(B, H, Nq, d)`` after projection, QK-norm and rotary embedding.
+        key: ``(B, H, Nk, d)``.
+        value: ``(B, H, Nk, dv)``.
+        scale: Factor on the logits.
+        mask: Boolean key mask ``(B, Nk)``, True where a key takes part, or None.
+        causal: Whether query i sees only the keys up to ``i + Nk - Nq``.
+        layout: How the tokens are arranged.
+        exact: Computes the original attention output ``(B, H, Nq, dv)``.
+        obstacle: What this call asks for that no linear kernel honours, or None.
+        dropout: Dropout of attention weights that the original would apply now.
+    """
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    mask: Tensor | None
+    causal: bool
+    layout: TokenLayout
+    exact: Callable[[], Tensor]
+    obstacle: str | None = None
+    dropout: float = 0.0
+
+    @property
+    def shape(self) -> CallShape:
+        """What the cost of this call depends on."""
+        return CallShape(
+            queries=self.query.shape[2],
+            keys=self.key.shape[2],
+            heads=self.query.shape[1],
+            head_dim=self.query.shape[3],
+            value_dim=self.value.shape[3],
+            causal=self.causal,
+            prefix=self.layout.prefix,
+            grid=self.layout.grid,
+            aligned=self.layout.aligned,
+        )
+
+    def sample(self, index: int) -> AttentionCall:
+        """The same call for one sample of the batch, as a batch of one."""
+        one = slice(index, index + 1)
+        return replace(
+            self,
+            query=self.query[one],
+            key=self.key[one],
+            value=self.value[one],
+            mask=None if self.mask is None else self.mask[one],
+        )
+
+
+Handler = Callable[[AttentionCall], "Tensor | None"]
+"""Computes what a routed module puts out, ``(B, H, Nq, dv)``; None leaves the call to the original."""
+
+
+class Adapter(Protocol):
+    """One library's way of doing attention."""
+
+    name: str
+
+    def sites(self, model: nn.Module) -> list[AttentionSite]:
+        """All attention modules in order of the module tree, the ones that cannot be converted included."""
+
+    def route(self, model: nn.Module, site: str, handler: Handler) -> Callable[[], None]:
+        """Send the calls of a site to ``handler``; returns a function that puts the original back."""
+
+    def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
+        """The linear layer that reads the attention output, or None where it cannot be told."""

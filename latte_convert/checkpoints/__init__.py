@@ -1,0 +1,1 @@
+"""From a folder, file or Hub id to a model and its preprocessing, by library."""

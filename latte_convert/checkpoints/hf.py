@@ -1,0 +1,157 @@
+"""Transformers checkpoints: loaded strictly into the class that their own configuration names."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from latte_convert.checkpoints.base import Checkpoint, check_patches
+from latte_convert.checkpoints.quiet import quiet_transformers
+from latte_convert.errors import CheckpointError, first_line, nearest
+
+if TYPE_CHECKING:
+    from latte_convert.checkpoints.hf_inputs import HFProcessor
+    from latte_convert.data.samples import Modality
+
+
+class HFCheckpoint(Checkpoint):
+    """A Transformers checkpoint; ``config`` holds the contents of its ``config.json``."""
+
+    library = "transformers"
+
+    def __init__(
+        self, identifier: str, path: Path, weights: tuple[Path, ...], *, config: dict[str, Any], **options: Any
+    ) -> None:
+        super().__init__(identifier, path, weights, **options)
+        self.config = config
+
+    @property
+    def model_class(self) -> str:
+        """Name of the Transformers class."""
+        return str(self._class[0].__name__)
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """Image, text or audio; image and text for a model with a tower each."""
+        from latte_convert.checkpoints.hf_inputs import modalities
+
+        return modalities(self._class[0])
+
+    def processor(self, modality: Modality) -> HFProcessor:
+        """The checkpoint's own image processor, tokenizer or feature extractor."""
+        from latte_convert.checkpoints.hf_inputs import HFProcessor
+
+        return HFProcessor(self.id, self.path, modality)
+
+    def image_processor(self, resolution: int) -> HFProcessor:
+        """The same at another image size: a multiple of the patch size, positions interpolated by the model itself."""
+        from latte_convert.checkpoints.hf_inputs import HFProcessor
+
+        config = self._class[1]
+        patch = getattr(getattr(config, "vision_config", config), "patch_size", None)
+        if isinstance(patch, int):
+            check_patches(resolution, patch)
+        return HFProcessor(self.id, self.path, "image", resolution)
+
+    @cached_property
+    def _class(self) -> tuple[Any, Any]:
+        """The model class, by the checkpoint's own ``architectures``, and its configuration; reads no weight."""
+        import transformers
+
+        config = self._read_config()
+        names = self.config.get("architectures") or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise CheckpointError(f"{self.id}: 'architectures' in its config.json is not a list of class names.")
+        if not names:
+            try:
+                return transformers.MODEL_MAPPING[type(config)], config
+            except KeyError:
+                raise CheckpointError(f"{self.id}: its config.json names no class in 'architectures'.") from None
+        cls = getattr(transformers, names[0], None) or self._remote_class(names[0])
+        if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
+            classes = [name for name in dir(transformers) if name.endswith(("Model", "ForImageClassification"))]
+            raise CheckpointError(
+                f"{self.id}: Transformers {transformers.__version__} has no model class '{names[0]}' "
+                f"({nearest(names[0], classes)})."
+            )
+        return cls, config
+
+    def _read_config(self) -> Any:
+        import transformers
+
+        kind = self.config.get("model_type")
+        if "auto_map" in self.config and not self.trust_remote_code and kind not in transformers.CONFIG_MAPPING:
+            raise CheckpointError(
+                f"{self.id} needs its own Python code to run. Read that code, then pass --trust-remote-code."
+            )
+        try:
+            with quiet_transformers():
+                config = transformers.AutoConfig.from_pretrained(self.path, trust_remote_code=self.trust_remote_code)
+        except Exception as error:  # configuration classes check their values in many ways
+            if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+                raise CheckpointError(
+                    f"{self.id}: Transformers {transformers.__version__} does not know the model type {kind!r} "
+                    f"({nearest(str(kind), transformers.CONFIG_MAPPING.keys())})."
+                ) from None
+            raise CheckpointError(f"{self.id}: its config.json cannot be used: {first_line(error)}") from None
+        if getattr(config, "quantization_config", None) is not None:
+            raise CheckpointError(f"{self.id} is quantised; give the unquantised checkpoint.")
+        # What a config asks for may not be installed here; the library's own default always is.
+        config._attn_implementation_internal = None
+        return config
+
+    def _remote_class(self, name: str) -> Any:
+        """A class that comes with the checkpoint, where its code may run."""
+        if not self.trust_remote_code:
+            return None
+        from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+        references = self.config.get("auto_map", {}).values()
+        reference = next((ref for ref in references if str(ref).endswith(name)), None)
+        return get_class_from_dynamic_module(reference, self.path) if reference else None
+
+    def instantiate(self, tensors: dict[str, Tensor], resolution: int | None = None) -> tuple[nn.Module, list[str]]:
+        """Build the Transformers class from tensors, strictly; see ``Checkpoint``. It is the same at any resolution."""
+        cls, config = self._class
+        try:
+            with quiet_transformers():
+                model, info = cls.from_pretrained(
+                    None,
+                    config=config,
+                    state_dict=tensors,
+                    output_loading_info=True,
+                    dtype=main_dtype(tensors),
+                    ignore_mismatched_sizes=True,  # they are reported, by name, below
+                )
+        except Exception as error:  # a bad value in config.json can fail anywhere in a constructor
+            raise CheckpointError(f"{self.id} does not load into {cls.__name__}: {first_line(error)}") from error
+        mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"]]
+        self.check_filled(info["missing_keys"], mismatched, "use a checkpoint saved from this class")
+        self._add_generation(model)
+        return model.eval(), sorted(info["unexpected_keys"])
+
+    def _add_generation(self, model: Any) -> None:
+        """Give a model its own generation settings: tokens to suppress, the longest output."""
+        import transformers
+
+        if not (model.can_generate() and (self.path / "generation_config.json").is_file()):
+            return
+        try:
+            model.generation_config = transformers.GenerationConfig.from_pretrained(self.path)
+        except Exception as error:  # the file can be wrong in many ways
+            raise CheckpointError(
+                f"{self.id}: its generation_config.json cannot be used: {first_line(error)}"
+            ) from None
+
+
+def main_dtype(tensors: dict[str, Tensor]) -> torch.dtype:
+    """The dtype of most weights, so that a checkpoint runs in the precision it was saved in."""
+    sizes: dict[torch.dtype, int] = {}
+    for tensor in tensors.values():
+        if tensor.is_floating_point():
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel()
+    return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else torch.float32

@@ -1,0 +1,166 @@
+"""From samples to model inputs, with the checkpoint's own processor, tokenizer or feature extractor."""
+
+from __future__ import annotations
+
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from latte_convert.checkpoints.quiet import quiet_transformers
+from latte_convert.data.feed import Batch, place
+from latte_convert.errors import CheckpointError, DataError, first_line
+
+if TYPE_CHECKING:
+    from latte_convert.data.samples import Modality, Sample
+
+DECODER_TOKENS = 64
+"""Longest transcript a speech decoder writes for its own calibration."""
+
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.spm", "tekken.json", "tokenizer.py", "*.tiktoken")
+_WORDS = {"image": "image processor", "text": "tokenizer", "audio": "feature extractor"}
+_TOWERS = {"image": "vision", "text": "text"}
+_METHODS = {"image": "get_image_features", "text": "get_text_features"}
+
+
+def modalities(cls: Any) -> tuple[Modality, ...]:
+    """What kinds of samples a model class takes, the main one first."""
+    main: dict[str, Modality] = {"pixel_values": "image", "input_ids": "text"}
+    taken = tuple(m for m in _as_tuple(getattr(cls, "input_modalities", ())) if m in ("image", "text"))
+    if len(taken) > 1 and hasattr(cls, "get_image_features"):
+        return ("image", "text")
+    return (main.get(cls.main_input_name, "audio"),)
+
+
+def _as_tuple(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+class HFProcessor:
+    """A Transformers checkpoint's own preprocessing for one modality; see ``calibration.feed.Processor``.
+
+    Args:
+        identifier: What the user called the checkpoint, for messages.
+        path: Its directory.
+        modality: What the samples are.
+        resolution: Height and width of images, instead of the checkpoint's own.
+
+    Raises:
+        CheckpointError: The checkpoint does not say how its inputs are prepared.
+    """
+
+    def __init__(self, identifier: str, path: Path, modality: Modality, resolution: int | None = None) -> None:
+        import transformers
+
+        loaders: dict[str, Any] = {
+            "image": transformers.AutoImageProcessor,
+            "text": transformers.AutoTokenizer,
+            "audio": transformers.AutoFeatureExtractor,
+        }
+        self.modality = modality
+        self.truncated: set[str] = set()
+        self._transcripts: dict[str, Tensor] = {}
+        try:
+            if modality == "text" and not any(any(path.glob(name)) for name in _TOKENIZER_FILES):
+                # Transformers would make an empty tokenizer that maps every word to "unknown".
+                raise OSError("no vocabulary file")
+            with quiet_transformers():
+                self.apply = loaders[modality].from_pretrained(path)
+        except Exception as error:  # configuration files can be wrong in many ways
+            files = "tokenizer.json or vocab files" if modality == "text" else "preprocessor_config.json"
+            raise CheckpointError(
+                f"{identifier} has no usable {_WORDS[modality]}, and guessing its preprocessing would be wrong: add "
+                f"its {files} ({first_line(error)})."
+            ) from None
+        self.sampling_rate: int | None = getattr(self.apply, "sampling_rate", None)
+        self._sizes = {} if resolution is None else _sizes(self.apply, resolution)
+
+    def method(self, model: nn.Module) -> str:
+        """The model's forward, or the features of one tower of a two-tower model."""
+        return _METHODS[self.modality] if len(modalities(type(model))) > 1 else "forward"
+
+    def towers(self, model: nn.Module) -> set[str] | None:
+        """One tower of a two-tower model; else all of it."""
+        return {_TOWERS[self.modality]} if len(modalities(type(model))) > 1 else None
+
+    def prepare(self, sample: Sample, model: nn.Module) -> Batch:
+        """Turn a sample into keyword arguments of the model.
+
+        Raises:
+            DataError: The processor cannot make an input of it.
+        """
+        prepare = {"image": self._image, "text": self._text, "audio": self._audio}[self.modality]
+        try:
+            batch = prepare(sample, model)
+        except Exception as error:  # processors fail in many ways on odd settings and odd samples
+            raise DataError(f"{sample.id}: the {_WORDS[self.modality]} cannot use it: {first_line(error)}") from error
+        taken = signature(getattr(model, self.method(model))).parameters
+        return {key: value for key, value in batch.items() if key in taken}
+
+    def _image(self, sample: Sample, model: nn.Module) -> Batch:
+        batch = dict(self.apply(images=sample.value, return_tensors="pt", **self._sizes))
+        return {**batch, "interpolate_pos_encoding": True} if self._sizes else batch
+
+    def _text(self, sample: Sample, model: nn.Module) -> Batch:
+        longest = longest_text(model, self.apply)
+        # SigLIP was trained on texts that are filled up, and reads its last position.
+        filled: dict[str, Any] = {}
+        if str(getattr(model.config, "model_type", "")).startswith("siglip"):
+            filled = {"padding": "max_length", "max_length": longest}
+        batch = dict(self.apply(sample.value, return_tensors="pt", verbose=False, **filled))
+        if batch["input_ids"].shape[1] > longest:
+            self.truncated.add(sample.id)
+            batch = dict(self.apply(sample.value, return_tensors="pt", truncation=True, max_length=longest))
+        if getattr(model.config, "is_encoder_decoder", False):
+            # Teacher forcing on the text itself: the decoder's own language, without labels.
+            batch["decoder_input_ids"] = batch["input_ids"]
+        return batch
+
+    def _audio(self, sample: Sample, model: Any) -> Batch:
+        batch = dict(self.apply(sample.value, sampling_rate=self.sampling_rate, return_tensors="pt"))
+        limit = getattr(self.apply, "n_samples", None)
+        if limit is not None and isinstance(sample.value, np.ndarray) and len(sample.value) > limit:
+            self.truncated.add(sample.id)
+        if getattr(model.config, "is_encoder_decoder", False):
+            batch["decoder_input_ids"] = self._transcript(sample, batch, model)
+        return batch
+
+    @torch.no_grad()
+    def _transcript(self, sample: Sample, batch: Batch, model: Any) -> Tensor:
+        """The original model's own transcript: what its decoder sees in use, without labels."""
+        if sample.id not in self._transcripts:
+            features = place(next(iter(batch.values())), next(model.parameters()))
+            if model.can_generate():
+                with quiet_transformers():
+                    tokens = model.generate(features, max_new_tokens=DECODER_TOKENS, do_sample=False)
+            else:
+                tokens = torch.tensor([[model.config.decoder_start_token_id]])
+            self._transcripts[sample.id] = tokens.cpu()
+        return self._transcripts[sample.id]
+
+
+def _sizes(processor: Any, resolution: int) -> dict[str, dict[str, int]]:
+    """An image processor's own resize and crop, scaled so that images come out at ``resolution``."""
+    size = {key: value for key, value in dict(processor.size).items() if value}
+    crops = bool(getattr(processor, "do_center_crop", False))
+    own = dict(processor.crop_size)["height"] if crops else next(iter(size.values()))
+    sizes = {"size": {key: round(value * resolution / own) for key, value in size.items()}}
+    return {**sizes, "crop_size": {"height": resolution, "width": resolution}} if crops else sizes
+
+
+def longest_text(model: nn.Module, tokenizer: Any) -> int:
+    """Longest token sequence that a model takes.
+
+    RoBERTa's position table starts behind its padding index, so it holds fewer positions than it has rows.
+    """
+    config = getattr(model.config, "text_config", model.config)
+    limit = min(int(tokenizer.model_max_length), int(getattr(config, "max_position_embeddings", None) or 1 << 30))
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            limit = min(limit, module.num_embeddings - module.padding_idx - 1)
+    if limit < 1:
+        raise DataError("the model takes no text at all: its longest sequence is 0")
+    return limit

@@ -1,0 +1,222 @@
+"""open_clip checkpoints: ``open_clip_config.json`` with weights beside it, local or on the Hub, or a pretrained tag."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from latte_convert.checkpoints.base import Checkpoint, check_patches
+from latte_convert.checkpoints.open_clip_inputs import CONFIG, OpenClipProcessor, write_tag_config
+from latte_convert.checkpoints.quiet import quiet_open_clip
+from latte_convert.checkpoints.timm import resize_timm
+from latte_convert.checkpoints.weights import download, local_directory, read_json, weight_files
+from latte_convert.errors import CheckpointError, first_line, nearest
+
+if TYPE_CHECKING:
+    from latte_convert.data.samples import Modality
+
+_PREFIX = "open_clip_"
+_POSITIONS = "visual.positional_embedding"
+_SECTIONS = ("embed_dim", "vision_cfg", "text_cfg")
+
+
+def resolve_open_clip(name: str, *, allow_pickle: bool = False, identifier: str | None = None) -> OpenClipCheckpoint:
+    """Find an open_clip checkpoint.
+
+    Args:
+        name: ``local-dir:PATH``, ``hf-hub:OWNER/NAME``, or ``ARCH/TAG`` as in ``open_clip.list_pretrained()``, such as
+            ``ViT-B-32/laion2b_s34b_b79k``.
+        allow_pickle: Accept pickled weights where there is no safetensors file.
+        identifier: What the user called it; an ``open_clip:`` id, or the absolute path where None.
+
+    Raises:
+        CheckpointError: There is no such model, or it has no usable weights or configuration.
+    """
+    source, _, rest = name.partition(":")
+    if source == "local-dir":
+        path = local_directory(rest, "open_clip")
+        return _open(identifier or str(path), path, allow_pickle)
+    if source == "hf-hub":
+        repo, _, revision = rest.partition("@")
+        path = download(repo, revision or None, allow_pickle, _PREFIX)
+        return _open(identifier or f"open_clip:{name}", path, allow_pickle, revision=path.name)
+    return _open_tag(name, allow_pickle, identifier or f"open_clip:{name}")
+
+
+def _open(identifier: str, path: Path, allow_pickle: bool, revision: str | None = None) -> OpenClipCheckpoint:
+    if not (path / CONFIG).is_file():
+        raise CheckpointError(f"{path} has no {CONFIG}: it is not an open_clip checkpoint (push_to_hf_hub writes one).")
+    config = read_json(path / CONFIG)
+    model = config.get("model_cfg")
+    missing = [key for key in _SECTIONS if not isinstance(model, dict) or key not in model]
+    if missing:
+        raise CheckpointError(f"{path / CONFIG} says nothing of {', '.join(missing)} in its model_cfg.")
+    own = [*path.glob(f"{_PREFIX}model*.safetensors"), *path.glob(f"{_PREFIX}pytorch_model*.bin")]
+    prefix = "" if not own and (path / "model.safetensors").is_file() else _PREFIX
+    weights = weight_files(path, allow_pickle, prefix)
+    return OpenClipCheckpoint(identifier, path, weights, config=config, revision=revision)
+
+
+def _open_tag(name: str, allow_pickle: bool, identifier: str) -> OpenClipCheckpoint:
+    """A pretrained tag; its configuration, which comes from the library, lies in a temporary directory meanwhile."""
+    import open_clip
+    from open_clip import pretrained
+
+    architecture, _, tag = name.partition("/")
+    model = open_clip.get_model_config(architecture) if ":" not in architecture else None
+    if model is None:
+        raise CheckpointError(
+            f"open_clip {open_clip.__version__} has no model '{architecture}' "
+            f"({nearest(architecture, open_clip.list_models())}). Give open_clip:ARCH/TAG, open_clip:hf-hub:OWNER/NAME "
+            "or open_clip:local-dir:PATH."
+        )
+    tags = open_clip.list_pretrained_tags_by_model(architecture)
+    settings = pretrained.get_pretrained_cfg(architecture, tag)
+    if not settings:
+        raise CheckpointError(f"open_clip has no weights '{tag}' for {architecture}; its tags: {', '.join(tags)}.")
+    try:
+        with quiet_open_clip():
+            file = Path(pretrained.download_pretrained(settings))
+    except Exception as error:  # urllib's, the Hub client's and open_clip's own errors share no base class
+        reason = first_line(error)
+        raise CheckpointError(
+            f"the weights of open_clip:{name} are not in the local cache and cannot be fetched (offline?): {reason} "
+            f"Tags of {architecture}: {', '.join(tags)}. A folder with {CONFIG} is read as open_clip:local-dir:PATH."
+        ) from None
+    if file.suffix != ".safetensors" and not allow_pickle:
+        raise CheckpointError(
+            f"open_clip:{name} has only pickled weights ({file.name}), which can run code when read. "
+            "Pass --allow-pickle to read them with weights-only unpickling."
+        )
+    if settings.get("quick_gelu"):
+        model["quick_gelu"] = True  # the tag was trained with it; open_clip only warns
+    path = Path(tempfile.mkdtemp(prefix="open_clip-"))
+    config = write_tag_config(architecture, model, settings, path)
+    checkpoint = OpenClipCheckpoint(identifier, path, (file,), config=config)
+    weakref.finalize(checkpoint, shutil.rmtree, path, ignore_errors=True)
+    return checkpoint
+
+
+class OpenClipCheckpoint(Checkpoint):
+    """An open_clip checkpoint; ``config`` holds the contents of its ``open_clip_config.json``.
+
+    ``processor("image").apply`` is open_clip's evaluation transform, ``processor("text").apply`` its tokenizer, also
+    those of an artifact: ``resolve(directory).processor("image").apply``.
+    """
+
+    library = "open_clip"
+    weights_stem = f"{_PREFIX}model"
+
+    def __init__(
+        self, identifier: str, path: Path, weights: tuple[Path, ...], *, config: dict[str, Any], **options: Any
+    ) -> None:
+        super().__init__(identifier, path, weights, **options)
+        self.config = config
+
+    @property
+    def model_class(self) -> str:
+        """Name of the class that open_clip builds for the configuration."""
+        model = self.config["model_cfg"]
+        if not (model.get("custom_text") or "hf_model_name" in model["text_cfg"]):
+            return "CLIP"
+        return "CoCa" if "multimodal_cfg" in model else "CustomTextCLIP"
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """Images and texts."""
+        return ("image", "text")
+
+    def processor(self, modality: Modality) -> OpenClipProcessor:
+        """open_clip's own evaluation transform or tokenizer, by the checkpoint's configuration."""
+        if modality not in self.modalities:
+            raise CheckpointError(f"{self.id} is an open_clip model: it takes images and texts, no {modality}.")
+        return OpenClipProcessor(self.id, self.path, self.config, modality)
+
+    def image_processor(self, resolution: int) -> OpenClipProcessor:
+        """open_clip's own evaluation transform for images of another size."""
+        model = self.config["model_cfg"]
+        vision = {**model["vision_cfg"], "image_size": resolution}
+        config = {**self.config, "model_cfg": {**model, "vision_cfg": vision}}
+        return OpenClipProcessor(self.id, self.path, config, "image")
+
+    def read_tensors(self) -> dict[str, Tensor]:
+        """All tensors under their own keys; see ``Checkpoint``. Those of distributed training lose their prefix."""
+        return {key.removeprefix("module."): tensor for key, tensor in super().read_tensors().items()}
+
+    def instantiate(self, tensors: dict[str, Tensor], resolution: int | None = None) -> tuple[nn.Module, list[str]]:
+        """Build the open_clip class from tensors, strictly; see ``Checkpoint``.
+
+        One dtype throughout is kept; mixed ones become float32, in which open_clip loads by default.
+        """
+        from open_clip.model import set_model_preprocess_cfg
+
+        model = self._create().to(_dtype(tensors))
+        unexpected = self.fill(model, _fit(tensors, model.state_dict()), f"use weights that {CONFIG} describes")
+        if resolution is not None:
+            model = self._resized(model, resolution)
+        given = {**self.config.get("preprocess_cfg", {}), "size": model.visual.image_size}
+        set_model_preprocess_cfg(model, {**model.visual.preprocess_cfg, **given})
+        return model.eval(), unexpected
+
+    def _create(self, resolution: int | None = None) -> Any:
+        """The open_clip model with random weights."""
+        import open_clip
+
+        try:
+            with quiet_open_clip():
+                return open_clip.create_model(
+                    f"local-dir:{self.path}",
+                    load_weights=False,
+                    pretrained_text=False,
+                    force_image_size=resolution,
+                )
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError, OSError) as error:
+            raise CheckpointError(f"{self.id}: open_clip cannot build {self.model_class}: {error}") from None
+
+    def _resized(self, model: Any, resolution: int) -> Any:
+        """A model for images of another size, with the libraries' own interpolation of its positions."""
+        from open_clip.model import resize_pos_embed
+        from open_clip.timm_model import TimmModel
+
+        if isinstance(model.visual, TimmModel):
+            resize_timm(self.id, model.visual.trunk, resolution)
+            model.visual.image_size = (resolution, resolution)
+            return model
+        state = model.state_dict()
+        if _POSITIONS not in state:
+            raise CheckpointError(
+                f"{self.id}: open_clip runs {type(model.visual).__name__} at its own resolution "
+                f"{model.visual.image_size} only; leave out --resolution."
+            )
+        check_patches(resolution, max(model.visual.patch_size))
+        resized = self._create(resolution).to(state[_POSITIONS].dtype)
+        state[_POSITIONS] = state[_POSITIONS].float()  # there is no bicubic kernel for float16 on CPUs
+        with quiet_open_clip():
+            resize_pos_embed(state, resized)
+        resized.load_state_dict(state)
+        return resized
+
+
+def _fit(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under today's keys: older checkpoints keep a custom text tower flat, and scalars in vectors."""
+    from open_clip.model import convert_to_custom_text_state_dict
+
+    if "positional_embedding" not in expected:
+        tensors = convert_to_custom_text_state_dict(tensors)
+    return {
+        key: tensor.reshape(expected[key].shape)
+        if key in expected and tensor.numel() == expected[key].numel() == 1
+        else tensor
+        for key, tensor in tensors.items()
+    }
+
+
+def _dtype(tensors: dict[str, Tensor]) -> torch.dtype:
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32

@@ -1,0 +1,135 @@
+"""From samples to the inputs of an open_clip model, with open_clip's own transform and tokenizer."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from latte_convert.checkpoints.quiet import quiet_open_clip
+from latte_convert.data.feed import Batch
+from latte_convert.errors import CheckpointError, first_line
+
+if TYPE_CHECKING:
+    from latte_convert.data.samples import Modality, Sample
+
+CONFIG = "open_clip_config.json"
+
+
+class OpenClipProcessor:
+    """open_clip's preprocessing for one modality; see ``calibration.feed.Processor``.
+
+    Args:
+        identifier: What the user called the checkpoint, for messages.
+        path: Its directory, where the tokenizer is, if it is not open_clip's default one.
+        config: Contents of its ``open_clip_config.json``.
+        modality: What the samples are.
+
+    Attributes:
+        apply: The transform, from a PIL image to ``(3, height, width)``, or the tokenizer, from texts to
+            ``(B, context_length)``.
+
+    Raises:
+        CheckpointError: The checkpoint does not say how its inputs are prepared.
+    """
+
+    sampling_rate: int | None = None
+
+    def __init__(self, identifier: str, path: Path, config: dict[str, Any], modality: Modality) -> None:
+        self.modality = modality
+        self.truncated: set[str] = set()
+        make = _transform if modality == "image" else _tokenizer
+        try:
+            self.apply: Any = make(path, config)
+        except (AssertionError, KeyError, OSError, TypeError, ValueError) as error:
+            what = "preprocess_cfg" if modality == "image" else "tokenizer"
+            reason = first_line(error)
+            raise CheckpointError(
+                f"{identifier} has no usable {what}, and guessing its preprocessing would be wrong ({reason})."
+            ) from None
+
+    def method(self, _model: nn.Module) -> str:
+        """The method of the tower that takes these samples."""
+        return f"encode_{self.modality}"
+
+    def towers(self, _model: nn.Module) -> set[str] | None:
+        """The tower that takes these samples."""
+        return {"vision" if self.modality == "image" else "text"}
+
+    def prepare(self, sample: Sample, model: nn.Module) -> Batch:
+        """Turn a sample into the tower's first argument: ``(1, 3, height, width)`` or ``(1, context_length)``."""
+        name = next(iter(inspect.signature(getattr(model, self.method(model))).parameters))
+        if self.modality == "image":
+            return {name: self.apply(sample.value)[None]}
+        if self._length(str(sample.value)) > self.apply.context_length:
+            self.truncated.add(sample.id)
+        return {name: self.apply([sample.value])}
+
+    def _length(self, text: str) -> int:
+        """Tokens of a text, the special ones included."""
+        if hasattr(self.apply, "encode"):
+            return len(self.apply.encode(text)) + 2
+        return len(self.apply.tokenizer(self.apply.clean_fn(text), verbose=False).input_ids)
+
+
+def _transform(_path: Path, config: dict[str, Any]) -> Any:
+    from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
+
+    given = config.get("preprocess_cfg") or {}
+    missing = [key for key in ("mean", "std") if given.get(key) is None]
+    if missing:
+        raise ValueError(f"{CONFIG} has no {' and no '.join(missing)}")
+    settings = merge_preprocess_dict(PreprocessCfg(), given)
+    settings["size"] = config["model_cfg"]["vision_cfg"].get("image_size", settings["size"])
+    return image_transform_v2(PreprocessCfg(**settings), is_train=False)
+
+
+def _tokenizer(path: Path, config: dict[str, Any]) -> Any:
+    import open_clip
+
+    from latte_convert.checkpoints.hf_inputs import _TOKENIZER_FILES
+
+    text = config["model_cfg"]["text_cfg"]
+    if text.get("hf_tokenizer_name") and not any(any(path.glob(name)) for name in _TOKENIZER_FILES):
+        # Transformers would make an empty tokenizer that maps every word to "unknown".
+        raise ValueError(f"{CONFIG} names the tokenizer {text['hf_tokenizer_name']}, whose files are not beside it")
+    with quiet_open_clip():
+        return open_clip.get_tokenizer(f"local-dir:{path}")
+
+
+def write_tag_config(architecture: str, model: dict[str, Any], settings: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Write the configuration that a pretrained tag implies, with its tokenizer beside it, and return its contents.
+
+    Args:
+        architecture: open_clip's name of the model.
+        model: Its ``model_cfg``.
+        settings: What open_clip knows of the tag. The image size is the model's, not the tag's.
+        path: The directory to write to.
+    """
+    from open_clip.transform import PreprocessCfg, merge_preprocess_dict
+
+    preprocessing = merge_preprocess_dict(PreprocessCfg(), settings)
+    del preprocessing["size"]
+    config = {"model_cfg": model, "preprocess_cfg": preprocessing}
+    (path / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+    _save_tokenizer(architecture, model, path)
+    return config
+
+
+def _save_tokenizer(architecture: str, model: dict[str, Any], path: Path) -> None:
+    """Put a tokenizer that comes from the Hub beside the configuration; images need none."""
+    import open_clip
+
+    if not model["text_cfg"].get("hf_tokenizer_name"):
+        return
+    try:
+        with quiet_open_clip():
+            open_clip.get_tokenizer(architecture).save_pretrained(path)
+    except (OSError, ValueError) as error:
+        logging.getLogger("latte_convert").warning(
+            "%s: its tokenizer cannot be fetched: %s", architecture, str(error).splitlines()[0]
+        )

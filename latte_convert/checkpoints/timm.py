@@ -1,0 +1,274 @@
+"""timm checkpoints: a ``config.json`` with an architecture and timm's own weights, local or from the Hub."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from latte_convert.checkpoints.base import Checkpoint, check_patches
+from latte_convert.checkpoints.hf import main_dtype
+from latte_convert.checkpoints.weights import download, local_directory, read_json, weight_files
+from latte_convert.data.feed import Batch
+from latte_convert.errors import CheckpointError, nearest
+
+if TYPE_CHECKING:
+    from latte_convert.data.samples import Modality, Sample
+
+_DATA_CONFIG = ("input_size", "interpolation", "mean", "std", "crop_pct")
+"""What timm's evaluation transform is made from; timm would fill gaps with ImageNet's values."""
+
+
+def resolve_timm(name: str, *, allow_pickle: bool = False, identifier: str | None = None) -> TimmCheckpoint:
+    """Find a timm checkpoint.
+
+    Args:
+        name: ``local-dir:PATH``, ``hf-hub:OWNER/NAME``, or a model of timm with or without a pretrained tag, such as
+            ``vit_small_patch14_dinov2.lvd142m``, whose weights come from the Hub.
+        allow_pickle: Accept ``pytorch_model.bin`` where there is no safetensors file.
+        identifier: What the user called it; a ``timm:`` id, or the absolute path where None.
+
+    Raises:
+        CheckpointError: There is no such model, or it has no usable weights or configuration.
+    """
+    source, _, rest = name.partition(":")
+    if source == "local-dir":
+        path = local_directory(rest, "timm")
+        return _open(identifier or str(path), path, None, allow_pickle)
+    repo = rest if source in ("hf-hub", "hf_hub") else _hub_id(name)
+    repo, _, revision = repo.partition("@")
+    try:
+        path = download(repo, revision or None, allow_pickle)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"timm:{name} has its weights on the Hub, and they cannot be had: {error} A folder written by "
+            "timm.models.save_for_hf is read as timm:local-dir:PATH."
+        ) from None
+    return _open(identifier or f"timm:{name}", path, path.name, allow_pickle)
+
+
+def _open(identifier: str, path: Path, revision: str | None, allow_pickle: bool) -> TimmCheckpoint:
+    config = read_json(path / "config.json")
+    return TimmCheckpoint(identifier, path, weight_files(path, allow_pickle), config=config, revision=revision)
+
+
+def _hub_id(name: str) -> str:
+    """The Hub repository of a model of timm."""
+    import timm
+
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        beginning = timm.list_models(f"{architecture}*")  # an unfinished name
+        raise CheckpointError(
+            f"timm {timm.__version__} has no model '{name}' ({nearest(name, beginning or timm.list_models())})."
+        )
+    tagged = timm.list_models(f"{architecture}.*", pretrained=True)
+    if tag and name not in tagged:
+        raise CheckpointError(f"timm {timm.__version__} has no weights '{name}' ({nearest(name, tagged)}).")
+    repo = getattr(timm.get_pretrained_cfg(name), "hf_hub_id", None)
+    if not repo:
+        raise CheckpointError(
+            f"timm has no weights on the Hub for '{name}' ({nearest(name, tagged)}). Give a folder written by "
+            "timm.models.save_for_hf as timm:local-dir:PATH."
+        )
+    return str(repo)
+
+
+class TimmCheckpoint(Checkpoint):
+    """A timm checkpoint; ``config`` holds the contents of its ``config.json``."""
+
+    library = "timm"
+
+    def __init__(
+        self, identifier: str, path: Path, weights: tuple[Path, ...], *, config: dict[str, Any], **options: Any
+    ) -> None:
+        super().__init__(identifier, path, weights, **options)
+        self.config = config
+
+    @cached_property
+    def model_class(self) -> str:
+        """Name of the class that timm builds."""
+        with torch.device("meta"):
+            return type(self._create()).__name__
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """Images."""
+        return ("image",)
+
+    def processor(self, modality: Modality) -> TimmProcessor:
+        """The library's own evaluation transform, made from the checkpoint's data configuration."""
+        if modality != "image":
+            raise CheckpointError(f"{self.id} is a timm model: it takes images, no {modality}.")
+        return TimmProcessor(self.id, self._data_config())
+
+    def image_processor(self, resolution: int) -> TimmProcessor:
+        """The same transform for images of another size."""
+        return TimmProcessor(self.id, self._data_config(), resolution)
+
+    def _data_config(self) -> dict[str, Any]:
+        # Old exports have one flat dictionary.
+        given: dict[str, Any] = self.config.get("pretrained_cfg", self.config)
+        missing = [key for key in _DATA_CONFIG if not isinstance(given, dict) or given.get(key) is None]
+        if missing:
+            raise CheckpointError(
+                f"{self.id} has no usable data configuration, and guessing its preprocessing would be wrong: add "
+                f"{', '.join(missing)} to pretrained_cfg in its config.json."
+            )
+        return given
+
+    def instantiate(self, tensors: dict[str, Tensor], resolution: int | None = None) -> tuple[nn.Module, list[str]]:
+        """Build the timm class from tensors, strictly; see ``Checkpoint``.
+
+        Tensors in another layout than timm's (DINOv2's or CLIP's own release) go through the architecture's own
+        ``checkpoint_filter_fn``, as in ``timm.create_model``. Another resolution is set with ``resize_timm``.
+        """
+        model = self._create().to(main_dtype(tensors))
+        if not _fit(tensors, model.state_dict()):
+            tensors = self._filtered(tensors, model)
+        unexpected = self.fill(model, tensors, "use a checkpoint saved from this architecture")
+        if resolution is not None:
+            resize_timm(self.id, model, resolution)
+        return model.eval(), unexpected
+
+    def _create(self) -> nn.Module:
+        """The timm model with random weights."""
+        import timm
+
+        architecture = self.config.get("architecture")
+        if not isinstance(architecture, str) or not timm.is_model(architecture):
+            raise CheckpointError(
+                f"{self.id}: timm {timm.__version__} does not know the architecture {architecture!r} "
+                f"({nearest(str(architecture), timm.list_models())})."
+            )
+        try:
+            model: nn.Module = timm.create_model(f"local-dir:{self.path}", pretrained=False)
+        except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
+            raise CheckpointError(
+                f"{self.id}: timm cannot build {architecture} from its config.json: {error}"
+            ) from None
+        return model
+
+    def _filtered(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+        filter_fn = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+        if filter_fn is None:
+            return tensors
+        arguments = (dict(tensors), model)[: len(inspect.signature(filter_fn).parameters)]
+        try:
+            return dict(filter_fn(*arguments))
+        except (KeyError, RuntimeError, ValueError, AttributeError):
+            return tensors  # foreign tensors: their names are reported as they are
+
+
+def resize_timm(identifier: str, model: nn.Module, resolution: int) -> None:
+    """Make a timm model take images of another size, with timm's own interpolation of its positions.
+
+    Args:
+        identifier: What the user called the checkpoint, for messages.
+        model: Filled with its tensors, at the resolution it was built for.
+        resolution: Height and width of images in pixels.
+
+    Raises:
+        CheckpointError: timm has no way of running the architecture at that size.
+    """
+    network: Any = model
+    if not hasattr(network, "set_input_size"):
+        if network.default_cfg.get("fixed_input_size"):
+            raise CheckpointError(
+                f"{identifier}: timm runs {type(model).__name__} at its own resolution "
+                f"{network.default_cfg['input_size'][-1]} only; leave out --resolution."
+            )
+        return  # any size goes through its forward
+    patches: Any = getattr(network, "patch_embed", None)
+    if hasattr(patches, "feat_ratio") and not getattr(patches, "dynamic_img_pad", False):
+        check_patches(resolution, patches.feat_ratio())
+    try:
+        network.set_input_size(img_size=(resolution, resolution))
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{identifier}: timm cannot set the resolution of {type(model).__name__} to {resolution}: {error}"
+        ) from None
+
+
+def write_timm(model: nn.Module, tensors: dict[str, Tensor], directory: Path) -> None:
+    """Write a model that is in memory as a checkpoint that ``resolve_timm`` reads, with timm's own configuration.
+
+    Raises:
+        CheckpointError: timm cannot rebuild the model from a configuration: it was not made by ``timm.create_model``,
+            or was changed since.
+    """
+    from safetensors.torch import save_file
+    from timm.models import _hub
+
+    hub: Any = _hub
+    reason = "its tensors are not those of its configuration"
+    try:
+        hub.save_config_for_hf(model, str(directory / "config.json"))
+        checkpoint = TimmCheckpoint("it", directory, (), config=read_json(directory / "config.json"))
+        with torch.device("meta"):
+            expected = checkpoint._create().state_dict()
+    except (AttributeError, KeyError, TypeError, ValueError, CheckpointError) as error:
+        expected, reason = {}, str(error)
+    if expected.keys() != tensors.keys() or not _fit(tensors, expected):
+        raise CheckpointError(
+            f"a {type(model).__name__} that was given in memory cannot be rebuilt by timm.create_model ({reason}). "
+            "Convert a folder written by timm.models.save_for_hf instead of the loaded model."
+        )
+    owned = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
+    save_file(owned, directory / "model.safetensors")
+
+
+def _fit(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return all(key in tensors and tensors[key].shape == tensor.shape for key, tensor in expected.items())
+
+
+class TimmProcessor:
+    """timm's evaluation transform; see ``calibration.feed.Processor``.
+
+    Args:
+        identifier: What the user called the checkpoint, for messages.
+        config: Its ``pretrained_cfg``.
+        resolution: Height and width of images in pixels, instead of the checkpoint's own.
+
+    Raises:
+        CheckpointError: The model takes neither grey nor colour images, or timm refuses the configuration.
+    """
+
+    modality: Modality = "image"
+    sampling_rate: int | None = None
+
+    def __init__(self, identifier: str, config: dict[str, Any], resolution: int | None = None) -> None:
+        from timm import data
+
+        timm_data: Any = data
+        self.truncated: set[str] = set()
+        try:
+            settings = timm_data.resolve_data_config(pretrained_cfg=config)
+            channels = int(settings["input_size"][0])
+            if resolution is not None:
+                settings["input_size"] = (channels, resolution, resolution)
+            self.transform = timm_data.create_transform(**settings, is_training=False)
+        except (TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
+            raise CheckpointError(f"{identifier}: timm cannot use its data configuration: {error!r}") from None
+        if channels not in (1, 3):
+            raise CheckpointError(f"{identifier} takes images of {channels} channels; only grey and colour are read.")
+        self._mode = "RGB" if channels == 3 else "L"
+
+    def prepare(self, sample: Sample, model: nn.Module) -> Batch:
+        """Turn a sample into the model's first argument, ``(1, channels, height, width)``."""
+        image: Any = sample.value
+        name = next(iter(inspect.signature(model.forward).parameters))
+        return {name: self.transform(image.convert(self._mode)).unsqueeze(0)}
+
+    def method(self, _model: nn.Module) -> str:
+        """The model's own forward."""
+        return "forward"
+
+    def towers(self, _model: nn.Module) -> set[str] | None:
+        """All of the model."""
+        return None

@@ -1,0 +1,1 @@
+"""Images, texts, speech and tables, read one sample at a time."""

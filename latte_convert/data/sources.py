@@ -1,0 +1,258 @@
+"""Where samples come from: what is in a folder, a table or an archive, and how to read one entry of it."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import logging
+import os
+import stat
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from latte_convert.data.decode import PLURAL, SUFFIXES, BadSample, Modality
+from latte_convert.data.tables import (
+    CsvRows,
+    JsonLines,
+    Lines,
+    cell_content,
+    choose_column,
+    read_file,
+)
+from latte_convert.errors import DataError, nearest
+
+logger = logging.getLogger("latte_convert")
+
+TABLE_SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet", ".tar")
+_BATCH_BYTES = 8 << 20
+
+
+class Source(Protocol):
+    """Candidates that can be named unread, and read one by one in any order, again and again."""
+
+    def __len__(self) -> int: ...
+
+    def id(self, index: int) -> str:
+        """Stable name of a candidate, the same on every machine."""
+
+    def read(self, index: int) -> bytes | str:
+        """Encoded content of a candidate; raises BadSample with the reason where there is none."""
+
+
+def open_local(path: Path, modality: Modality) -> Source:
+    """The source at an existing path.
+
+    Raises:
+        DataError: It is empty, unreadable, or of another modality.
+    """
+    try:
+        return Folder(path, modality) if path.is_dir() else _open_file(path, modality)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _open_file(path: Path, modality: Modality) -> Source:
+    suffix = path.suffix.lower()
+    if suffix == ".txt" and modality != "text":
+        raise DataError(f"{path} is a text file; this model takes {PLURAL[modality]}: give a folder of them")
+    if suffix in (".txt", ".jsonl", ".csv"):
+        return {".txt": Lines, ".jsonl": JsonLines, ".csv": CsvRows}[suffix](path, modality)
+    if suffix == ".parquet":
+        return ParquetRows(path, modality)
+    if suffix == ".tar":
+        return TarMembers(path, modality)
+    if suffix in SUFFIXES[modality]:
+        raise DataError(f"{path} is one file; give the folder that holds your samples")
+    raise DataError(
+        f"{path}: cannot read samples from a {suffix or 'suffixless'} file; give a folder "
+        f"of {PLURAL[modality]} or one of {', '.join(TABLE_SUFFIXES)}"
+    )
+
+
+def missing_path(source: str) -> DataError:
+    """The error for a path that is not there, with what is there instead."""
+    path = Path(source)
+    parent = next(p for p in path.absolute().parents if p.is_dir())
+    absent = path.absolute().relative_to(parent).parts[0]
+    try:
+        siblings = sorted(entry.name for entry in parent.iterdir() if not _hidden(entry.name))
+    except OSError:
+        siblings = []
+    message = f"no such file or folder: {source} ('{absent}' in {parent}: {nearest(absent, siblings)})"
+    if not looks_like_path(source):
+        message += f". For a dataset of the Hub write hf:{source}"
+    return DataError(message)
+
+
+def looks_like_path(source: str) -> bool:
+    """Whether a string is written as a path, which is never the name of a Hub dataset."""
+    suffixes = frozenset(TABLE_SUFFIXES).union(*SUFFIXES.values())
+    return (
+        source.startswith((".", "~", "/", "\\"))
+        or source.endswith(("/", "\\"))
+        or Path(source).is_absolute()
+        or Path(source).suffix.lower() in suffixes
+    )
+
+
+class Folder:
+    """Files of one modality under a folder, nested ones included; hidden files do not count."""
+
+    def __init__(self, path: Path, modality: Modality) -> None:
+        files = list(_walk(path))
+        wanted = [name for name in files if _suffix(name) in SUFFIXES[modality]]
+        if not wanted:
+            raise _nothing_wanted(str(path), files, modality)
+        self.path, self._names = path, sorted(wanted)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def id(self, index: int) -> str:
+        """Path relative to the folder, with slashes."""
+        return self._names[index]
+
+    def read(self, index: int) -> bytes:
+        """Bytes of one file."""
+        return read_file(self.path / self._names[index])
+
+
+def _walk(root: Path) -> Iterator[str]:
+    """Relative posix paths of the regular files; a folder that links lead to twice counts once."""
+    seen: set[tuple[int, int]] = set()
+
+    def unlistable(error: OSError) -> None:
+        logger.warning("cannot list %s: %s", error.filename, error.strerror)
+
+    for folder, subfolders, names in os.walk(root, followlinks=True, onerror=unlistable):
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:
+            subfolders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        # Sorted, so that which of two ways to the same folder counts does not depend on the disk.
+        subfolders[:] = sorted(name for name in subfolders if not _hidden(name))
+        relative = Path(folder).relative_to(root)
+        for name in names:
+            if not _hidden(name) and not _special(os.path.join(folder, name)):
+                yield (relative / name).as_posix()
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def _special(path: str) -> bool:
+    """Whether reading would block or mean nothing (pipe, device); a broken link fails when it is read."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _suffix(name: str) -> str:
+    return PurePosixPath(name).suffix.lower()
+
+
+def _nothing_wanted(source: str, names: list[str], modality: Modality) -> DataError:
+    takes = f"this model takes {PLURAL[modality]} ({', '.join(sorted(SUFFIXES[modality]))})"
+    if not names:
+        return DataError(f"{source} is empty (hidden files do not count); {takes}")
+    counts = Counter(_suffix(name) or "suffixless" for name in names)
+    there = ", ".join(f"{count} {suffix} file{'s' * (count > 1)}" for suffix, count in counts.most_common(3))
+    tables = sorted(name for name in names if _suffix(name) in TABLE_SUFFIXES)
+    hint = f". To read one of its files give that, for instance {source}/{tables[0]}" if tables else ""
+    return DataError(f"{source}: {there}; {takes}{hint}")
+
+
+class TarMembers:
+    """Members of an uncompressed archive, such as a webdataset shard; listing them reads only headers."""
+
+    def __init__(self, path: Path, modality: Modality) -> None:
+        members: dict[str, tuple[int, int]] = {}
+        try:
+            with tarfile.open(path, "r:") as archive:
+                for member in archive:
+                    if member.isreg() and not any(map(_hidden, PurePosixPath(member.name).parts)):
+                        members[PurePosixPath(member.name).as_posix()] = (member.offset_data, member.size)
+        except tarfile.TarError as error:
+            if not members:
+                raise DataError(f"{path} is not a plain .tar ({error}); unpack a compressed one") from error
+            logger.warning("%s is damaged after %d members: %s", path, len(members), error)
+        self.path = path
+        self._members = sorted((k, v) for k, v in members.items() if _suffix(k) in SUFFIXES[modality])
+        if not self._members:
+            raise _nothing_wanted(str(path), list(members), modality)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def id(self, index: int) -> str:
+        """Name of the member."""
+        return self._members[index][0]
+
+    def read(self, index: int) -> bytes:
+        """Bytes of one member."""
+        offset, size = self._members[index][1]
+        try:
+            with self.path.open("rb") as file:
+                file.seek(offset)
+                content = file.read(size)
+        except OSError as error:
+            raise BadSample(f"cannot read {self.path.name}: {error.strerror}") from error
+        if len(content) < size:
+            raise BadSample("the archive ends inside this member")
+        return content
+
+
+class ParquetRows:
+    """One column of a parquet file. A row is found by scanning its row group in batches of 8 MB."""
+
+    def __init__(self, path: Path, modality: Modality) -> None:
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+        try:
+            with pq.ParquetFile(path) as file:
+                names = file.schema_arrow.names
+                groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        except pa.ArrowException as error:
+            raise DataError(f"{path} is not a readable parquet file: {error}") from error
+        self.path, self.modality = path, modality
+        self._column = choose_column(names, modality, path.name)
+        self._ends = list(itertools.accumulate(groups))
+        if not len(self):
+            raise DataError(f"{path} has no rows; give a file with one sample a row")
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def id(self, index: int) -> str:
+        """File name and row, counted from 0."""
+        return f"{self.path.name}:{index}"
+
+    def read(self, index: int) -> bytes | str:
+        """Content of one row, or of the file it names, relative to the folder of the table."""
+        return cell_content(self._cell(index), self.modality, lambda name: read_file(self.path.parent / name))
+
+    def _cell(self, index: int) -> object:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        group = bisect.bisect_right(self._ends, index)
+        skip = index - (self._ends[group - 1] if group else 0)
+        try:
+            # Without pre_buffer, which would hold the whole row group in memory.
+            with pq.ParquetFile(self.path, pre_buffer=False) as file:
+                size = file.metadata.row_group(group)
+                rows = max(1, _BATCH_BYTES * size.num_rows // max(1, size.total_byte_size))
+                for batch in file.iter_batches(rows, row_groups=[group], columns=[self._column]):
+                    if skip < batch.num_rows:
+                        return batch.column(0)[skip].as_py()
+                    skip -= batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise BadSample(f"cannot read row {index}: {error}") from error
+        raise BadSample(f"row {index} is no longer there")

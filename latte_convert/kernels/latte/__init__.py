@@ -1,0 +1,1 @@
+"""Linear attention from a tunable Taylor expansion, and its fit."""

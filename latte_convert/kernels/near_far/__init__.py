@@ -1,0 +1,1 @@
+"""Softmax over nearby keys one by one and clusters of the rest."""

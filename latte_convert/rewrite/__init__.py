@@ -1,1 +1,0 @@
-"""The frozen plan, and swapping attention for kernels with an undo."""
