@@ -1,131 +1,222 @@
-"""Where things go in the sensitivity and the fidelity chart.
+"""What is drawn of a report, in values: the templates draw these, on the page and as files.
 
-Horizontal positions are percentages, so that a drawing fits any width without scaling its text.
+Series differ by colour, by mark and by dash.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from latte_convert.report.schema import Report, SiteReport
+from latte_convert.report import text
+from latte_convert.report.axes import Axis, Tick, bar_axis, cosine_axis, linear_axis, number_axis
+from latte_convert.report.compare import flops_share
+from latte_convert.report.schema import FrontierPoint, Report, SiteReport
 
-LOG_SPAN = 100.0
-"""Scores that differ by more than this factor (two decades) are drawn on a logarithmic scale."""
+MARKS = (
+    "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
+    "M-3.6,-3.6h7.2v7.2h-7.2z",
+    "M0,-5l4.8,8.4h-9.6z",
+    "M0,-5.2l5.2,5.2l-5.2,5.2l-5.2,-5.2z",
+    "M0,4.9l4.8,-8.4h-9.6z",
+)
+"""SVG paths around (0, 0): circle, square, triangle, diamond, inverted triangle. Series take them in turn."""
 
-_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+COSINE = "Cosine with the original; the axis is logarithmic in 1 - cosine"
+FLOPS = "Attention FLOPs, share of exact attention"
 
 
 @dataclass(frozen=True)
-class Tick:
-    """A labelled position on an axis; ``at`` in percent (horizontal) or in user units (vertical)."""
+class Dot:
+    """A point; ``solid`` marks are filled, ``ringed`` ones stand out."""
 
-    at: float
+    x: float
+    y: float
     label: str
+    solid: bool = True
+    ringed: bool = False
 
 
 @dataclass(frozen=True)
-class Scale:
-    """From a score to a bar's length in percent."""
+class Series:
+    """Points of one kind, joined by a line or not; ``style`` picks colour, mark and dash."""
 
-    log: bool
-    low: float
-    high: float
-    ticks: tuple[Tick, ...]
+    label: str
+    style: int
+    dots: tuple[Dot, ...]
+    line: bool = False
+    solid: bool = True
 
-    def position(self, value: float) -> float:
-        """Length of the bar of ``value``; a score that a log scale cannot hold has none."""
-        if not self.log:
-            share = value / self.high
-        elif value <= 0:
-            share = 0.0
-        else:
-            share = (math.log10(value) - self.low) / (self.high - self.low)
-        return round(100 * min(max(share, 0.0), 1.0), 2)
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """Where the marks are."""
+        return [(dot.x, dot.y) for dot in self.dots]
 
 
 @dataclass(frozen=True)
-class Bar:
-    """One site in the sensitivity chart; ``length`` in percent, None where there is no finite score."""
+class Chart:
+    """Series over two axes; ``summary`` says in words what is shown, for those who do not see it.
 
-    site: SiteReport
-    value: float | None
-    length: float | None
+    Attributes:
+        rules: Vertical lines, each with what it marks.
+        level: A horizontal line, such as that of the original.
+        trend: A thin line behind the marks.
+    """
+
+    title: str
+    summary: str
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+    rules: tuple[Tick, ...] = ()
+    level: Tick | None = None
+    trend: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)
-class Point:
-    """One block of the fidelity chart: ``x`` in percent, ``y`` in percent of the height, from the top."""
+class Bars:
+    """A bar for every eligible site, in order of the module tree; a site without a finite score has no bar."""
+
+    axis: Axis
+    rows: tuple[tuple[SiteReport, float | None], ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of the model, numbered in order; ``converted`` where a site in it is."""
 
     number: int
     name: str
-    x: float
-    y: float
+    cosine: float
+    relative_error: float | None
     converted: bool
 
 
-@dataclass(frozen=True)
-class BlockChart:
-    """Cosine of every block against its position."""
-
-    points: tuple[Point, ...]
-    low: str
-    ticks: tuple[Tick, ...]
-    numbered: tuple[Point, ...]
+def sensitivity_bars(report: Report) -> Bars:
+    """The score of every eligible site."""
+    rows = [(site, site.score.value if site.score else None) for site in report.sites if site.eligible]
+    axis = bar_axis("Sensitivity", [value for _, value in rows if value is not None])
+    return Bars(axis, tuple(rows))
 
 
-def sensitivity_scale(values: Sequence[float]) -> Scale:
-    """A scale that holds every value: from zero, or logarithmic where the range spans over two decades."""
-    positive = [value for value in values if value > 0]
-    if not positive:
-        return Scale(False, 0.0, 1.0, (Tick(0.0, "0"), Tick(100.0, "1")))
-    if max(positive) / min(positive) > LOG_SPAN:
-        return _log_scale(min(positive), max(positive))
-    step = 10 ** math.floor(math.log10(max(positive)))
-    step = next(step * factor for factor in (0.2, 0.25, 0.5, 1, 2, 2.5) if max(positive) <= 5 * step * factor)
-    count = math.ceil(max(positive) / step)
-    ticks = tuple(Tick(round(100 * i / count, 2), f"{i * step:.3g}") for i in range(count + 1))
-    return Scale(False, 0.0, count * step, ticks)
-
-
-def _log_scale(smallest: float, largest: float) -> Scale:
-    # Starts below the smallest value, not at it, so that no bar vanishes.
-    low, high = math.ceil(math.log10(smallest)) - 1, math.ceil(math.log10(largest))
-    stride = math.ceil((high - low) / 6)
-    ticks = tuple(
-        Tick(round(100 * (power - low) / (high - low), 2), f"10{str(power).translate(_SUPERSCRIPT)}")
-        for power in range(low, high + 1, stride)
-    )
-    return Scale(True, low, high, ticks)
-
-
-def sensitivity_bars(sites: Sequence[SiteReport], scale: Scale) -> list[Bar]:
-    """A bar for every eligible site, in order of the module tree."""
-    bars = []
-    for site in sites:
-        if site.eligible:
-            value = site.score.value if site.score else None
-            bars.append(Bar(site, value, None if value is None else scale.position(value)))
-    return bars
-
-
-def block_chart(report: Report) -> BlockChart | None:
-    """Where each block's cosine goes, on an axis that ends at 1 and starts at a round number below all."""
-    if report.fidelity is None or not report.fidelity.blocks:
-        return None
-    cosines = {name: agreement.cosine for name, agreement in report.fidelity.blocks.items()}
-    lost = max(1 - min(cosines.values()), 0.0)
-    span = next((s for s in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if lost <= s), 2.0)
-    points = tuple(
-        Point(
-            number=i + 1,
-            name=name,
-            x=round(100 * (i + 0.5) / len(cosines), 2),
-            y=round(100 * min(max((1 - cosine) / span, 0.0), 1.0), 2),
-            converted=any(site == name or site.startswith(f"{name}.") for site in report.converted),
+def blocks(report: Report) -> list[Block]:
+    """The blocks whose output was measured."""
+    measured = report.fidelity.blocks if report.fidelity else {}
+    return [
+        Block(
+            number,
+            name,
+            agreement.cosine,
+            agreement.relative_error,
+            any(site == name or site.startswith(f"{name}.") for site in report.converted),
         )
-        for i, (name, cosine) in enumerate(cosines.items())
+        for number, (name, agreement) in enumerate(measured.items(), start=1)
+    ]
+
+
+def block_chart(blocks: Sequence[Block]) -> Chart | None:
+    """Cosine of every block's output over its position."""
+    if not blocks:
+        return None
+    series = tuple(
+        Series(
+            label=label,
+            style=style,
+            dots=tuple(
+                Dot(block.number, block.cosine, f"{block.number}: {text.cosine(block.cosine)}", solid=converted)
+                for block in blocks
+                if block.converted is converted
+            ),
+            solid=converted,
+        )
+        for converted, style, label in ((True, 1, "has a converted site (filled)"), (False, 0, "all exact (open)"))
     )
-    ticks = tuple(Tick(100 * share, f"{1 - span * share:.4g}") for share in (0.0, 0.5, 1.0))
-    return BlockChart(points, ticks[-1].label, ticks, points[:: math.ceil(len(points) / 12)])
+    return Chart(
+        title="Cosine by block",
+        summary=f"{len(blocks)} blocks in order. The table below has the numbers.",
+        x=number_axis("Block", len(blocks)),
+        y=cosine_axis(COSINE, [block.cosine for block in blocks]),
+        series=tuple(each for each in series if each.dots),
+        trend=tuple((block.number, block.cosine) for block in blocks),
+    )
+
+
+def frontier_chart(points: Sequence[FrontierPoint]) -> Chart | None:
+    """Fidelity of every plan against its cost; the line joins the plans that no other one beats in both."""
+    placed = [(point, value) for point in points if (value := fidelity_of(point)) is not None]
+    if not placed:
+        return None
+    kinds = list(dict.fromkeys(plan_kind(point) for point, _ in placed))
+    front = pareto([(point.flops_share, value) for point, value in placed])
+    return Chart(
+        title="Fidelity and cost of the plans",
+        summary=f"{len(placed)} plans, {len(front)} of them on the frontier. The table below has the numbers.",
+        x=linear_axis(FLOPS, 0.0, max(point.flops_share for point, _ in placed), _percent),
+        y=cosine_axis(COSINE, [value for _, value in placed]),
+        series=tuple(
+            Series(
+                label=kind,
+                style=i % len(MARKS),
+                dots=tuple(
+                    Dot(
+                        point.flops_share,
+                        value,
+                        f"{point.converted} sites, {text.cosine(value)}",
+                        solid=point.cosine is not None,
+                        ringed=point.chosen,
+                    )
+                    for point, value in placed
+                    if plan_kind(point) == kind
+                ),
+            )
+            for i, kind in enumerate(kinds)
+        ),
+        trend=tuple(front),
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def fidelity_of(point: FrontierPoint) -> float | None:
+    """The measured cosine of a plan, else the predicted one."""
+    if point.cosine is not None:
+        return point.cosine
+    return None if point.predicted_error is None else 1 - point.predicted_error
+
+
+def plan_kind(point: FrontierPoint) -> str:
+    """The kernel of a plan, or that it has several."""
+    names = [name for name, count in point.kernels.items() if count]
+    return "exact" if not names else names[0] if len(names) == 1 else "several kernels"
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points of which no other is both cheaper (first) and better (second), the cheapest first."""
+    front: list[tuple[float, float]] = []
+    for cost, quality in sorted(set(points), key=lambda point: (point[0], -point[1])):
+        if not front or quality > front[-1][1]:
+            front.append((cost, quality))
+    return front
+
+
+def comparison_chart(reports: Mapping[str, Report]) -> Chart | None:
+    """Held-out cosine of artifacts against their cost."""
+    placed = [
+        (name, share, report.fidelity.outputs[report.fidelity.primary].cosine)
+        for name, report in reports.items()
+        if report.fidelity and (share := flops_share(report)) is not None
+    ]
+    if len(placed) < 2:
+        return None
+    return Chart(
+        title="Fidelity and cost of the artifacts",
+        summary=f"{len(placed)} artifacts. The table has the numbers.",
+        x=linear_axis(FLOPS, 0.0, max(share for _, share, _ in placed), _percent),
+        y=cosine_axis(COSINE, [cosine for *_, cosine in placed]),
+        series=tuple(
+            Series(name, i % len(MARKS), (Dot(share, cosine, f"{name}: {text.cosine(cosine)}"),))
+            for i, (name, share, cosine) in enumerate(placed)
+        ),
+    )

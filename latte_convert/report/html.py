@@ -5,30 +5,32 @@ Everything that needs arithmetic (verdict, scales, positions) is computed in Pyt
 
 from __future__ import annotations
 
-import base64
-import io
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path, PurePath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
 from latte_convert.report import text
-from latte_convert.report.axes import MARKS
-from latte_convert.report.charts import block_chart, sensitivity_bars, sensitivity_scale
+from latte_convert.report.charts import (
+    MARKS,
+    block_chart,
+    blocks,
+    comparison_chart,
+    frontier_chart,
+    sensitivity_bars,
+)
 from latte_convert.report.compare import flops_share
-from latte_convert.report.curves import VARIANTS, bench_charts, comparison_chart, frontier_chart
-from latte_convert.report.schema import AttentionMap, Heatmap, Report
+from latte_convert.report.curves import VARIANTS, bench_charts
+from latte_convert.report.heatmap import heatmap_uri
+from latte_convert.report.palette import DARK, LIGHT, RAMP, declarations
+from latte_convert.report.schema import FrontierPoint, Report
+from latte_convert.report.verdict import LEVELS, level_of, worth_of
 
 _T = TypeVar("_T")
-
-SAME_SPEED = 0.03
-"""Forward times closer than this share of each other are called equal: a median of few runs shows no less."""
 
 FEW_SAMPLES = 16
 """Below so many held-out samples the page warns that their mean may be off."""
@@ -39,28 +41,6 @@ SCORERS = {
     "greedy": "How far the final output moves when a site is converted behind those that were chosen before it",
 }
 """What the sensitivity of a site means, by the recipe's scorer."""
-
-RAMP = ((0xFB, 0xF5, 0xEA), (0xE2, 0xA3, 0x65), (0x8C, 0x4A, 0x12), (0x24, 0x11, 0x02))
-"""Colours of a map, from no attention to its peak: lightness falls all the way, so it also reads without colour."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a mean cosine is called; ``floor`` is the lowest one that still deserves it."""
-
-    floor: float
-    span: str
-    label: str
-    advice: str
-
-
-VERDICTS = (
-    Verdict(0.99, "0.99 and up", "very close", "Still check the task you care about."),
-    Verdict(0.95, "0.95 to 0.99", "close", "Check the task you care about before you ship."),
-    Verdict(0.85, "0.85 to 0.95", "noticeably different", "Measure your task, or convert fewer sites."),
-    Verdict(-math.inf, "below 0.85", "far from the original", "Do not deploy without checking your task."),
-)
-"""Best first. Rules of thumb for reading a cosine, not a promise about any task."""
 
 
 def write_html(report: Report, path: Path) -> None:
@@ -81,29 +61,49 @@ def render_html(report: Report) -> str:
     Returns:
         The page; equal reports give equal text.
     """
-    fidelity = report.fidelity
-    scores = [site.score.value for site in report.sites if site.score and site.score.value is not None]
-    scale = sensitivity_scale(scores)
-    primary = fidelity.outputs[fidelity.primary].cosine if fidelity else None
-    return _template("report.html.j2").render(
+    worth = worth_of(report)
+    weighed = plans(report)
+    return template("report.html.j2").render(
         report=report,
         name=model_name(report),
         kernels=kernel_counts(report),
-        primary=primary,
-        verdicts=VERDICTS,
-        verdict=None if primary is None else verdict_of(primary),
-        worst=_worse_output(report),
+        several_kernels="," in kernel_counts(report),
+        worth=worth,
+        levels=LEVELS,
+        level=level_of(worth.cosine) if worth else None,
+        worse=_worse_output(report),
         few_samples=FEW_SAMPLES,
         below_min_tokens=_below_min_tokens(report),
         scorer=SCORERS.get(str(report.recipe.get("scorer")), "How far outputs move when sites are converted"),
-        several_kernels="," in kernel_counts(report),
-        scale=scale,
-        bars=sensitivity_bars(report.sites, scale),
-        chart=block_chart(report),
-        frontier=frontier_chart(report.frontier or ()),
+        bars=sensitivity_bars(report),
+        blocks=blocks(report),
+        chart=block_chart(blocks(report)),
+        plans=weighed,
+        held_out=worth.cosine if worth else None,
+        frontier=frontier_chart(weighed),
         curves=bench_charts(report.bench),
-        speed=_speed(report),
+        settings=settings(report),
     )
+
+
+def plans(report: Report) -> list[FrontierPoint]:
+    """The plans that were weighed; the chosen one with its held-out cosine, the only one that is the hybrid's."""
+    if report.fidelity is None:
+        return report.frontier or []
+    measured = {"cosine": report.fidelity.outputs[report.fidelity.primary].cosine}
+    return [plan.model_copy(update=measured) if plan.chosen else plan for plan in report.frontier or ()]
+
+
+def settings(report: Report) -> dict[str, Any]:
+    """The recipe as it was applied: with the share that was converted, and ``min_tokens`` as the artifact has it."""
+    eligible = sum(site.eligible for site in report.sites)
+    applied = dict(report.recipe)
+    if eligible and "ratio" in applied:
+        share = len(report.converted) / eligible if applied["ratio"] is None else applied["ratio"]
+        applied["ratio"] = f"{share:.3g} ({len(report.converted)} of {eligible} eligible sites)"
+    if report.min_tokens is not None:
+        applied["min_tokens"] = report.min_tokens
+    return applied
 
 
 def render_comparison(reports: Mapping[str, Report]) -> str:
@@ -115,7 +115,7 @@ def render_comparison(reports: Mapping[str, Report]) -> str:
     Returns:
         The page; equal reports give equal text.
     """
-    return _template("compare.html.j2").render(
+    return template("compare.html.j2").render(
         reports=reports,
         outputs=_union(report.fidelity.outputs if report.fidelity else () for report in reports.values()),
         sites=_union((site.name for site in report.sites) for report in reports.values()),
@@ -126,7 +126,7 @@ def render_comparison(reports: Mapping[str, Report]) -> str:
         chart=comparison_chart(reports),
         model_name=model_name,
         kernel_counts=kernel_counts,
-        verdict_of=verdict_of,
+        level_of=level_of,
         flops_share=flops_share,
     )
 
@@ -134,11 +134,6 @@ def render_comparison(reports: Mapping[str, Report]) -> str:
 def _union(groups: Iterable[Iterable[_T]]) -> list[_T]:
     """Everything that any group holds, once, in order of first appearance."""
     return list(dict.fromkeys(item for group in groups for item in group))
-
-
-def verdict_of(cosine: float) -> Verdict:
-    """The first verdict whose floor ``cosine`` reaches."""
-    return next(verdict for verdict in VERDICTS if cosine >= verdict.floor)
 
 
 def model_name(report: Report) -> str:
@@ -161,8 +156,8 @@ def _worse_output(report: Report) -> str | None:
         return None
     outputs = report.fidelity.outputs
     worst = min(outputs, key=lambda name: outputs[name].cosine)
-    primary = verdict_of(outputs[report.fidelity.primary].cosine)
-    return worst if verdict_of(outputs[worst].cosine).floor < primary.floor else None
+    primary = level_of(outputs[report.fidelity.primary].cosine)
+    return worst if level_of(outputs[worst].cosine).floor < primary.floor else None
 
 
 def _below_min_tokens(report: Report) -> int:
@@ -172,50 +167,16 @@ def _below_min_tokens(report: Report) -> int:
     return sum(name in tokens and tokens[name] < least for name in report.converted)
 
 
-def _speed(report: Report) -> str | None:
-    """One honest sentence on the forward time; None where it was not measured."""
-    times = report.cost.forward_ms if report.cost else {}
-    original, hybrid = times.get("original"), times.get("hybrid")
-    if not original or not hybrid:
-        return None
-    if abs(hybrid - original) <= SAME_SPEED * original:
-        return "Original and hybrid took the same time here, within what these runs can tell."
-    if hybrid > original:
-        return (
-            f"The hybrid was {hybrid / original:.2f} times slower here: on this device and at these "
-            "input lengths, converting does not pay in speed."
-        )
-    return f"The hybrid was {original / hybrid:.2f} times faster here."
-
-
-def heatmap_uri(map_: AttentionMap, heatmap: Heatmap) -> str:
-    """A map as a PNG of one pixel per cell, in a ``data:`` address."""
-    from PIL import Image
-
-    rows, columns = map_.shape
-    image = Image.frombytes("P", (columns, rows), base64.b64decode(heatmap.levels))
-    image.putpalette([channel for level in range(256) for channel in ramp(level / 255)])
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-def ramp(share: float) -> tuple[int, int, int]:
-    """The colour at ``share`` (0 to 1) of the way along ``RAMP``."""
-    at = share * (len(RAMP) - 1)
-    index = min(int(at), len(RAMP) - 2)
-    low, high = RAMP[index], RAMP[index + 1]
-    red, green, blue = (round(a + (b - a) * (at - index)) for a, b in zip(low, high, strict=True))
-    return red, green, blue
-
-
 @cache
-def _template(name: str) -> Template:
+def template(name: str) -> Template:
+    """A template of this folder."""
+
     def load(name: str) -> str:
         return resources.files("latte_convert.report").joinpath(name).read_text(encoding="utf-8")
 
     environment = Environment(loader=FunctionLoader(load), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.globals.update(
+        times=text.times,
         cosine=text.cosine,
         number=text.number,
         percent=text.percent,
@@ -229,6 +190,8 @@ def _template(name: str) -> Template:
         heatmap_uri=heatmap_uri,
         marks=MARKS,
         variants=VARIANTS,
+        light=declarations(LIGHT),
+        dark=declarations(DARK),
         ramp=[f"rgb{colour}" for colour in RAMP],
     )
     return environment.get_template(name)

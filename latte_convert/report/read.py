@@ -44,7 +44,8 @@ def read_report(path: Path) -> Report:
     benches, evaluations = (sorted(path.glob(pattern)) for pattern in RESULTS)
     if not benches and not evaluations and not (path / MANIFEST).exists():
         return report  # kept without its artifact, as CI keeps the last one
-    fingerprint = read_manifest(path).fingerprint
+    manifest = read_manifest(path)
+    fingerprint = manifest.fingerprint
     foreign: list[Path] = []
 
     def own(files: list[Path], kind: type[_A], earlier: list[_A]) -> list[_A]:
@@ -58,6 +59,7 @@ def read_report(path: Path) -> Report:
     bench = own(benches, BenchReport, [report.bench] if report.bench else [])
     joined = {
         "bench": bench[0] if bench else None,
+        "min_tokens": manifest.min_tokens,
         "evaluations": own(evaluations, EvalReport, report.evaluations or []) or None,
     }
     for file in dict.fromkeys(foreign):

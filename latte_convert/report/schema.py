@@ -207,6 +207,9 @@ class Report(_Model):
     recipe: dict[str, Any]
     calibration: CalibrationReport
     sites: list[SiteReport]
+    min_tokens: int | None = Field(
+        None, description="Below so many keys the artifact runs exact attention; null where it is the recipe's."
+    )
     converted: list[str] = Field(description="Names of the converted sites, in order of the module tree.")
     fidelity: FidelityReport | None
     cost: CostReport | None

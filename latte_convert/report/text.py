@@ -25,6 +25,11 @@ def number(value: float) -> str:
     return f"{value:#.3g}".rstrip(".") if abs(value) < 999.5 else f"{value:,.0f}"
 
 
+def times(value: float) -> str:
+    """A ratio, rounded down to two decimals, so that a gain never looks better than it is."""
+    return f"{Decimal(repr(value)).quantize(Decimal('0.01'), ROUND_FLOOR)}x"
+
+
 def percent(value: float) -> str:
     """A share as a percentage with one decimal; what is not nothing never reads as nothing."""
     return "< 0.1 %" if 0 < value < 0.0005 else f"{100 * value:.1f} %"

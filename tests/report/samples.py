@@ -192,12 +192,17 @@ def make_bench(*, crossover: int | None = 1370) -> BenchReport:
                 name="hybrid",
                 forward=timing(40 + linear),
                 attention=timing(linear),
+                forward_ratio=(40 + linear) / (40 + exact),
+                attention_ratio=linear / exact,
                 forward_memory_bytes=40 * 2**20 + tokens * 3000,
                 attention_memory_bytes=tokens * 3000,
                 cosine=0.984,
             ),
             VariantResult(
-                name="hybrid_compiled", forward=timing(38 + linear / 2), reason="attention alone is not compiled"
+                name="hybrid_compiled",
+                forward=timing(38 + linear / 2),
+                forward_ratio=(38 + linear / 2) / (40 + exact),
+                reason="attention alone is not compiled",
             ),
         ]
         if tokens == 8282:

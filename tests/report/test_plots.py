@@ -12,9 +12,9 @@ from latte_convert.report.plots import write_plots
 
 
 def test_every_chart_that_has_numbers(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("resvg_py")
     paths = write_plots(make_full(), tmp_path, "dino")
-    names = ["sensitivity", "blocks", "frontier", "maps", "latency", "attention-latency", "memory", "attention-memory"]
+    names = ["sensitivity", "blocks", "frontier", "speed", "attention-speed", "memory", "attention-memory", "maps"]
     assert [path.name for path in paths] == [f"dino-{name}.png" for name in names]
     for path in paths:
         image = Image.open(path).convert("L")
@@ -24,11 +24,11 @@ def test_every_chart_that_has_numbers(tmp_path: Path) -> None:
 
 
 def test_a_plain_report_has_two(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("resvg_py")
     assert [path.stem for path in write_plots(make_report(), tmp_path)] == ["report-sensitivity", "report-blocks"]
 
 
-def test_without_matplotlib_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UsageError, match="pip install 'matplotlib"):
+def test_without_resvg_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    with pytest.raises(UsageError, match=r"pip install 'latte-convert\[plots\]'"):
         write_plots(make_report(), tmp_path)

@@ -65,10 +65,16 @@ def test_a_report_that_holds_results_of_another_artifact(tmp_path: Path, caplog:
     assert [str(path / "report.json") in message for message in caplog.messages] == [True]
 
 
+def test_the_stored_min_tokens_joins_the_report(tmp_path: Path) -> None:
+    path = write_artifact(tmp_path / "hybrid", make_report(), min_tokens=856)
+    assert read_report(path).min_tokens == 856
+
+
 def test_a_report_of_another_artifact(tmp_path: Path) -> None:
     own = make_report(artifact_fingerprint=make_manifest().fingerprint)
     path = write_artifact(tmp_path / "hybrid", own)
-    assert read_report(path) == read_report(path / "report.json") == own
+    assert read_report(path / "report.json") == own
+    assert read_report(path) == own.model_copy(update={"min_tokens": 0})
     foreign = make_report(artifact_fingerprint=HEX)
     write_report(foreign, path / "report.json")
     for place in (path, path / "report.json"):
