@@ -27,6 +27,7 @@ from latte_convert.report.schema import Report
 from latte_convert.selection.choice import choose_plan
 from latte_convert.selection.plan import Plan
 from latte_convert.selection.policy import count
+from latte_convert.wording import some
 
 
 @dataclass
@@ -195,10 +196,7 @@ def analyse(job: Job, progress: Progress = silent) -> Plan:
     choose_plan(job, candidates, progress)
     broken = [name for name, score in job.scores.items() if score.value == float("inf")]
     if broken:
-        job.warnings.append(
-            f"{len(broken)} sites are not finite when linear and were not chosen: {', '.join(broken[:3])}"
-            f"{', …' if len(broken) > 3 else ''}."
-        )
+        job.warnings.append(f"{len(broken)} sites are not finite when linear and were not chosen: {some(broken)}.")
     assert job.plan is not None
     if not job.plan.converted:
         job.warnings.append(

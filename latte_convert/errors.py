@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar
 
+from latte_convert.wording import some
+
 
 class LatteError(Exception):
     """Base of every error raised on purpose; ``exit_code`` is what the command line exits with."""
@@ -70,8 +72,7 @@ def nearest(word: str, choices: Iterable[str], *, limit: int = 3) -> str:
     close = difflib.get_close_matches(word, options, n=limit, cutoff=0.5)
     if close:
         return f"nearest: {', '.join(close)}"
-    head = ", ".join(options[:limit])
-    return f"choose from: {head}" + (", …" if len(options) > limit else "")
+    return f"choose from: {some(options, limit)}"
 
 
 def first_line(error: BaseException) -> str:

@@ -27,6 +27,7 @@ from latte_convert.selection.budget import Point
 from latte_convert.selection.plan import Plan
 from latte_convert.selection.policy import restrict
 from latte_convert.selection.scores import Score
+from latte_convert.wording import some
 
 if TYPE_CHECKING:
     from latte_convert.attention import Adapter
@@ -139,7 +140,7 @@ def prepare(
     if unexpected:
         job.warnings.append(
             f"{len(unexpected)} tensors of the checkpoint have no place in {source.model_class} "
-            f"({', '.join(unexpected[:3])}{', …' if len(unexpected) > 3 else ''}); they are kept in the artifact."
+            f"({some(unexpected)}); they are kept in the artifact."
         )
     _check_first_sample(job)
     job.seconds["load"] = time.perf_counter() - start

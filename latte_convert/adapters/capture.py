@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from latte_convert.attention import Adapter, Handler
 from latte_convert.errors import CheckpointError
+from latte_convert.wording import some
 
 
 @contextmanager
@@ -55,8 +56,7 @@ def require_calls(calls: Mapping[str, int]) -> None:
     """
     silent_sites = [name for name, count in calls.items() if count == 0]
     if silent_sites:
-        shown = ", ".join(silent_sites[:3]) + (", …" if len(silent_sites) > 3 else "")
         raise CheckpointError(
-            f"{len(silent_sites)} attention sites were never called by the calibration inputs ({shown}): a fused "
-            "path or another tower computes the output. Exclude them, or give inputs that reach them."
+            f"{len(silent_sites)} attention sites were never called by the calibration inputs ({some(silent_sites)}): "
+            "a fused path or another tower computes the output. Exclude them, or give inputs that reach them."
         )

@@ -17,6 +17,7 @@ from latte_convert.errors import CheckpointError, IntegrityError, LatteError
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.names import is_ours
+from latte_convert.wording import some
 
 if TYPE_CHECKING:
     from latte_convert.attention import Adapter
@@ -98,7 +99,7 @@ def open_artifact(directory: str | Path, *, device: str = "cpu", trust_remote_co
         raise IntegrityError(str(error)) from None
     strange = sorted(set(unexpected) - set(manifest.source.unexpected_keys))
     if strange:
-        raise IntegrityError(f"{path} holds tensors that the model does not know: {', '.join(strange[:5])}.")
+        raise IntegrityError(f"{path} holds tensors that the model does not know: {some(strange, 5)}.")
     model = model.to(device)
     return Artifact(path, model, find_adapter(model), kernels, manifest, source)
 
@@ -112,7 +113,7 @@ def build_kernels(manifest: Manifest, tensors: Mapping[str, Tensor]) -> dict[str
     left = dict(tensors)
     kernels = {site.name: _build(site, left) for site in manifest.sites}
     if left:
-        raise IntegrityError(f"unknown tensors that no site of the manifest owns: {', '.join(sorted(left)[:5])}.")
+        raise IntegrityError(f"unknown tensors that no site of the manifest owns: {some(sorted(left), 5)}.")
     return kernels
 
 

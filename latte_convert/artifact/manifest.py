@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from latte_convert.errors import IntegrityError
 from latte_convert.names import MANIFEST
+from latte_convert.reading import read_json
 
 MANIFEST_VERSION = 1
 """Newest ``schema_version`` that this version reads."""
@@ -119,12 +120,12 @@ def read_manifest(directory: Path) -> Manifest:
         IntegrityError: It is absent, damaged, or of a version this tool does not know.
     """
     path = directory / MANIFEST
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise IntegrityError(f"{directory} is not an artifact of latte: it has no {MANIFEST}.") from None
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, not UTF-8, or a huge number
-        raise IntegrityError(f"{path} is damaged: {error}. Convert again, or get the file anew.") from None
+    content = read_json(
+        path,
+        IntegrityError,
+        absent=f"{directory} is not an artifact of latte: it has no {MANIFEST}.",
+        advice="It is damaged: convert again, or get the file anew.",
+    )
     version = content.get("schema_version") if isinstance(content, dict) else None
     if isinstance(version, int) and version > MANIFEST_VERSION:
         raise IntegrityError(

@@ -17,6 +17,7 @@ from latte_convert.checkpoints.base import Checkpoint
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import CheckpointError, IntegrityError
 from latte_convert.names import MANIFEST
+from latte_convert.wording import some
 
 TOLERANCE = {"float32": 1e-3, "float64": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
 """Largest accepted difference of the probe by dtype, in units of the output's root mean square. Machines differ in
@@ -111,7 +112,7 @@ def _check_files(path: Path, manifest: Manifest) -> Checkpoint:
         raise IntegrityError(str(error)) from None
     extra = sorted({*source.sidecars(), *(file.name for file in source.weights)} - set(manifest.files))
     if extra:
-        raise IntegrityError(f"{path} holds files that its manifest does not name: {', '.join(extra[:5])}.")
+        raise IntegrityError(f"{path} holds files that its manifest does not name: {some(extra, 5)}.")
     return source
 
 

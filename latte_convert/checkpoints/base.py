@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from latte_convert.checkpoints.weights import INDEX, SIDECARS, read_file
 from latte_convert.errors import CheckpointError
 from latte_convert.names import MANIFEST, is_ours, is_report
+from latte_convert.wording import some
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -134,7 +135,7 @@ class Checkpoint(ABC):
             CheckpointError: There are such tensors; the message names them and gives ``advice``.
         """
         faults = [
-            f"{len(keys)} tensors {what} ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})"
+            f"{len(keys)} tensors {what} ({some(keys)})"
             for keys, what in ((sorted(missing), "missing"), (sorted(mismatched), "of another shape"))
             if keys
         ]

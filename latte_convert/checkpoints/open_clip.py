@@ -15,7 +15,7 @@ from latte_convert.checkpoints.base import Checkpoint, check_patches
 from latte_convert.checkpoints.open_clip_inputs import CONFIG, OpenClipProcessor, write_tag_config
 from latte_convert.checkpoints.quiet import quiet_open_clip
 from latte_convert.checkpoints.timm import resize_timm
-from latte_convert.checkpoints.weights import download, local_directory, read_json, weight_files
+from latte_convert.checkpoints.weights import download, local_directory, read_config, weight_files
 from latte_convert.errors import CheckpointError, first_line, nearest
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def resolve_open_clip(name: str, *, allow_pickle: bool = False, identifier: str 
 def _open(identifier: str, path: Path, allow_pickle: bool, revision: str | None = None) -> OpenClipCheckpoint:
     if not (path / CONFIG).is_file():
         raise CheckpointError(f"{path} has no {CONFIG}: it is not an open_clip checkpoint (push_to_hf_hub writes one).")
-    config = read_json(path / CONFIG)
+    config = read_config(path / CONFIG)
     model = config.get("model_cfg")
     missing = [key for key in _SECTIONS if not isinstance(model, dict) or key not in model]
     if missing:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from latte_convert.checkpoints.base import Checkpoint
-from latte_convert.checkpoints.weights import SUFFIXES, download, read_json, weight_files
+from latte_convert.checkpoints.weights import SUFFIXES, download, read_config, weight_files
 from latte_convert.errors import CheckpointError, nearest
 
 
@@ -72,7 +72,7 @@ def _local(
         from latte_convert.checkpoints.open_clip import resolve_open_clip
 
         return resolve_open_clip(f"local-dir:{path}", allow_pickle=allow_pickle, identifier=identifier)
-    config = read_json(path / "config.json")
+    config = read_config(path / "config.json")
     if "architecture" in config and "model_type" not in config:
         from latte_convert.checkpoints.timm import resolve_timm
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from latte_convert.checkpoints.base import Checkpoint, check_patches
 from latte_convert.checkpoints.hf import main_dtype
-from latte_convert.checkpoints.weights import download, local_directory, read_json, weight_files
+from latte_convert.checkpoints.weights import download, local_directory, read_config, weight_files
 from latte_convert.data.feed import Batch
 from latte_convert.errors import CheckpointError, nearest
 
@@ -53,7 +53,7 @@ def resolve_timm(name: str, *, allow_pickle: bool = False, identifier: str | Non
 
 
 def _open(identifier: str, path: Path, revision: str | None, allow_pickle: bool) -> TimmCheckpoint:
-    config = read_json(path / "config.json")
+    config = read_config(path / "config.json")
     return TimmCheckpoint(identifier, path, weight_files(path, allow_pickle), config=config, revision=revision)
 
 
@@ -209,7 +209,7 @@ def write_timm(model: nn.Module, tensors: dict[str, Tensor], directory: Path) ->
     reason = "its tensors are not those of its configuration"
     try:
         hub.save_config_for_hf(model, str(directory / "config.json"))
-        checkpoint = TimmCheckpoint("it", directory, (), config=read_json(directory / "config.json"))
+        checkpoint = TimmCheckpoint("it", directory, (), config=read_config(directory / "config.json"))
         with torch.device("meta"):
             expected = checkpoint._create().state_dict()
     except (AttributeError, KeyError, TypeError, ValueError, CheckpointError) as error:

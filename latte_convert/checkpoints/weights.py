@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latte_convert.errors import CheckpointError, first_line, nearest
+from latte_convert.reading import read_json
+from latte_convert.wording import some
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,20 +65,18 @@ def download(repo: str, revision: str | None, allow_pickle: bool, prefix: str = 
     return Path(local)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a checkpoint.
 
     Raises:
-        CheckpointError: The file is absent or is not a JSON object.
+        CheckpointError: The file is absent or does not hold a JSON object.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path.parent} has no {path.name}: it is not a Transformers checkpoint (save_pretrained writes one)."
-        ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
+    content = read_json(
+        path,
+        CheckpointError,
+        absent=f"{path.parent} has no {path.name}: it is not a checkpoint (save_pretrained writes one).",
+        lenient=True,  # the libraries read it, too
+    )
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold a JSON object.")
     return content
@@ -107,13 +106,13 @@ def weight_files(path: Path, allow_pickle: bool, prefix: str = "") -> tuple[Path
             "safetensors, or pass --allow-pickle to read them with weights-only unpickling."
         )
     others = sorted(p.name for p in path.iterdir() if p.suffix in SUFFIXES)
-    found = f"; it has {', '.join(others[:3])}" if others else ""
+    found = f"; it has {some(others)}" if others else ""
     raise CheckpointError(f"{path} has no {whole.name}{found}. Give a directory with weights in it.")
 
 
 def _shards(index: Path) -> list[str]:
     """The files that an index names; they lie beside it and nowhere else."""
-    names = read_json(index).get("weight_map")
+    names = read_config(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise CheckpointError(f"{index} has no weight_map from tensors to files.")
     for name in names.values():

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from latte_convert.cli import console
+from latte_convert.wording import rounded_down
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="An artifact that 'latte convert' wrote.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
@@ -44,7 +45,7 @@ def inspect(directory: Directory, json: Json = False) -> None:
     if report is not None and report.fidelity is not None:
         primary = report.fidelity.primary
         cosine = report.fidelity.outputs[primary].cosine
-        shown = console.rounded_down(cosine)
+        shown = rounded_down(cosine)
         console.result(f"fidelity     {shown} cosine of {primary} on {report.fidelity.samples} held-out samples")
     console.result(f"converted    {len(manifest.sites)} sites")
     for site in manifest.sites:

@@ -11,6 +11,7 @@ import typer
 
 from latte_convert.cli import console
 from latte_convert.cli.artifact import Directory, Json
+from latte_convert.wording import rounded_down
 
 if TYPE_CHECKING:
     from latte_convert.bench.result import BenchReport, LengthResult, Timing, VariantResult
@@ -183,7 +184,7 @@ def _row(length: LengthResult, variant: VariantResult) -> tuple[str, ...]:
         _megabytes(variant.attention_memory_bytes),
         f"{flops.formula / 1e9:.3g} G" if flops else "-",
         f"{flops.measured / flops.formula:.3f}" if flops else "-",
-        console.rounded_down(variant.cosine) if variant.cosine is not None else "-",
+        rounded_down(variant.cosine) if variant.cosine is not None else "-",
     )
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from latte_convert.wording import printable, rounded_down
+
 if TYPE_CHECKING:
     from latte_convert.report.schema import Report
 
@@ -66,11 +68,11 @@ def document(content: Any) -> None:
 
 
 def _write(stream: Any, text: str) -> None:
-    """Write a line to a stream that may be closed, or may not know every character."""
+    """Write a line to a stream that may be closed, or may not know every character; names can hold escape codes."""
     if stream is None:
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    stream.write(printable(text).encode(encoding, "backslashreplace").decode(encoding) + "\n")
 
 
 class _PlainHandler(logging.Handler):
@@ -159,7 +161,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
     for i, column in enumerate(columns):
         shown.add_column(column, justify="right" if i in right else "left", overflow="fold")
     for row in rows:
-        shown.add_row(*(escape(cell) for cell in row))
+        shown.add_row(*(escape(printable(cell)) for cell in row))
     screen = Console(stderr=True)
     screen.print(f"\n[bold]{escape(title)}[/bold]")
     screen.print(shown)
@@ -230,8 +232,3 @@ def _si(count: float) -> str:
         if count >= factor:
             return f"{count / factor:.3g} {unit}"
     return f"{count:.0f}"
-
-
-def rounded_down(value: float) -> str:
-    """Four digits, rounded down: only a perfect agreement reads 1.0000."""
-    return f"{math.floor(value * 1e4) / 1e4:.4f}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from latte_convert.cli import console
+from latte_convert.wording import percent_down, some
 
 if TYPE_CHECKING:
     from latte_convert.evaluation.result import EvalReport, MetricReport
@@ -135,8 +136,9 @@ def _show(report: EvalReport) -> None:
     for item in report.skipped[:3]:
         console.note(f"skipped: {item.id}: {item.reason}")
     if report.unused_sites:
-        names = ", ".join(report.unused_sites[:3]) + (", …" if len(report.unused_sites) > 3 else "")
-        console.note(f"{len(report.unused_sites)} converted sites are not part of this task: {names}")
+        console.note(
+            f"{len(report.unused_sites)} converted sites are not part of this task: {some(report.unused_sites)}"
+        )
     if report.exact_sites:
         console.note(f"{len(report.exact_sites)} converted sites ran exactly throughout: fewer keys than min_tokens.")
     if report.note:
@@ -147,14 +149,8 @@ def _kept(metric: MetricReport) -> str:
     """Retention in percent, rounded down so that only a full one reads 100.00%."""
     if metric.retention is None:
         return f"- ({metric.reason})"
-    interval = "" if metric.interval is None else " [{:.2f}%, {:.2f}%]".format(*(_percent(x) for x in metric.interval))
-    return f"{_percent(metric.retention):.2f}%{interval}"
-
-
-def _percent(share: float) -> float:
-    from math import floor
-
-    return floor(share * 1e4 + 1e-9) / 100
+    interval = "" if metric.interval is None else f" [{', '.join(map(percent_down, metric.interval))}]"
+    return percent_down(metric.retention) + interval
 
 
 def _require_gate(report: EvalReport) -> None:

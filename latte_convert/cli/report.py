@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from latte_convert.cli import console
+from latte_convert.wording import some
 
 if TYPE_CHECKING:
     from latte_convert.report.schema import Report
@@ -93,7 +94,7 @@ def _compare(paths: list[Path], tolerance: float, *, page: bool) -> None:
     if not found.ok:
         raise GateError(
             f"{len(found.regressions)} of {len(found.changes)} numbers are worse than before by more than {tolerance}: "
-            f"{', '.join(found.regressions[:3])}{', …' if len(found.regressions) > 3 else ''}."
+            f"{some(found.regressions)}."
         )
 
 
@@ -126,7 +127,7 @@ def _check_kept(path: Path, data: Path, report: Report) -> None:
         return
     if lost := only_embedded(path, report):
         raise OutputError(
-            f"{data} alone holds results that would be lost ({'; '.join(lost[:3])}{'; …' if len(lost) > 3 else ''}): "
+            f"{data} alone holds results that would be lost ({some(lost, separator='; ')}): "
             "they were measured on another artifact, or their own file is gone. Write the page elsewhere with --out, "
             "or measure them again with 'latte bench --save' or 'latte eval --out'."
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from latte_convert.errors import DataError
-from latte_convert.evaluation import labels
+from latte_convert.reading import read_json
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -35,7 +35,7 @@ class JsonFile:
     @cached_property
     def value(self) -> Any:
         """The whole document."""
-        return labels.read_json(self.path)
+        return read_json(self.path)
 
     def list_of(self, name: str) -> list[tuple[str, dict[str, Any]]]:
         """The objects under a top-level key, each with ``FILE:LINE (NAME[INDEX])``.

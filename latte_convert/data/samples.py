@@ -15,12 +15,11 @@ from latte_convert.data.decode import BadSample, Modality, Value, decode
 from latte_convert.data.hub import PREFIX, HubRows
 from latte_convert.data.sources import Source, missing_path, open_local
 from latte_convert.errors import DataError, UsageError
+from latte_convert.wording import some
 
 __all__ = ["Modality", "Sample", "SampleSet", "Skipped", "open_samples"]
 
 logger = logging.getLogger("latte_convert")
-
-_REASONS_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -247,7 +246,7 @@ def _check_enough(source: str, usable: int, asked: int, least: int, skipped: lis
         return
     counts = f"{asked} asked, {usable} usable, {len(skipped)} skipped"
     if usable < least:
-        first = "; ".join(f"{item.id}: {item.reason}" for item in skipped[:_REASONS_SHOWN])
+        first = some((f"{item.id}: {item.reason}" for item in skipped), separator="; ")
         raise DataError(
             f"{source}: {counts} of {usable + len(skipped)} tried, at least {least} needed"
             + (f" ({first})" if first else "")

@@ -195,20 +195,6 @@ def named_file(folder: Path, name: Any, modality: Modality, where: str) -> Path:
     return path
 
 
-def read_json(path: Path) -> Any:
-    """A JSON document.
-
-    Raises:
-        DataError: It cannot be read or parsed; names the line.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno}: not valid JSON: {error.msg}.") from error
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a number of 5,000 digits
-        raise DataError(f"{path} cannot be read: {error}.") from error
-
-
 def need(module: str) -> Any:
     """Import a library of the ``eval`` extra.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from latte_convert.errors import DataError, UsageError
 from latte_convert.evaluation.tasks.base import Setting
+from latte_convert.wording import some
 
 _TEST_FOLDERS = ("test", "val", "validation")
 
@@ -52,7 +53,7 @@ def one(files: Sequence[Path]) -> Path:
         DataError: There are several.
     """
     if len(files) > 1:
-        raise DataError(f"several label files ({', '.join(map(str, files[:3]))}): give the one to read as --data.")
+        raise DataError(f"several label files ({some(files)}): give the one to read as --data.")
     return files[0]
 
 

@@ -19,6 +19,7 @@ from latte_convert.errors import CheckpointError, DataError, GateError, InputErr
 from latte_convert.evaluation.result import SkippedReport
 from latte_convert.evaluation.tasks.base import Example, Task
 from latte_convert.progress import Progress
+from latte_convert.wording import some
 
 if TYPE_CHECKING:
     from latte_convert.artifact.load import Artifact
@@ -73,13 +74,12 @@ def run_both(task: Task, artifact: Artifact, batch_size: int, progress: Progress
     for _ in done.skipped:
         advance()
     if not done.examples:
-        first = "; ".join(f"{item.id}: {item.reason}" for item in done.skipped[:3])
+        first = some((f"{item.id}: {item.reason}" for item in done.skipped), separator="; ")
         raise DataError(f"{', '.join(task.setting.data)}: 0 usable samples, {len(done.skipped)} skipped ({first}).")
     if artifact.kernels and not done.calls.total():
-        some = ", ".join(list(artifact.kernels)[:3])
         raise InputError(
-            f"task '{task.name}' runs none of the converted sites ({some}): original and hybrid would be the "
-            "same. Choose a task for the converted tower, or convert another one."
+            f"task '{task.name}' runs none of the converted sites ({some(artifact.kernels)}): original and hybrid "
+            "would be the same. Choose a task for the converted tower, or convert another one."
         )
     return done
 

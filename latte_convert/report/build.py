@@ -35,6 +35,7 @@ from latte_convert.report.schema import (
     SourceReport,
     StripesReport,
 )
+from latte_convert.wording import some
 
 if TYPE_CHECKING:
     from latte_convert.data.samples import SampleSet
@@ -80,7 +81,7 @@ def _no_saving(job: Job) -> list[str]:
     longest = max(shapes[name].keys for name in idle)
     return [
         f"{len(idle)} of {len(shapes)} converted sites need no fewer FLOPs than softmax at the length of these samples "
-        f"({longest} keys at most): {', '.join(idle[:3])}{', …' if len(idle) > 3 else ''}. Their fidelity says nothing "
+        f"({longest} keys at most): {some(idle)}. Their fidelity says nothing "
         "of longer inputs: calibrate on samples as long as those you deploy on."
     ]
 

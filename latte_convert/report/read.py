@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +13,7 @@ from latte_convert.bench.result import BenchReport
 from latte_convert.errors import InputError
 from latte_convert.evaluation.result import EvalReport
 from latte_convert.names import BENCH, EVALUATIONS, MANIFEST, REPORT
+from latte_convert.reading import read_json
 from latte_convert.report.schema import Report
 
 logger = logging.getLogger("latte_convert")
@@ -118,14 +118,11 @@ def read(path: Path, kind: type[_M]) -> _M:
         InputError: There is none, it cannot be read, it is of another kind, or follows another version of its schema.
     """
     known = kind.model_fields["schema_version"].default
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            f"there is no {path}. Give the directory of an artifact that 'latte convert' wrote, or its report.json."
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, not UTF-8, or a huge number
-        raise InputError(f"{path} cannot be read as JSON: {error}.") from None
+    content = read_json(
+        path,
+        InputError,
+        absent=f"there is no {path}. Give the directory of an artifact that 'latte convert' wrote, or its report.json.",
+    )
     version = content.get("schema_version") if isinstance(content, dict) else None
     if type(version) is not int:
         what = "it has no schema_version" if version is None else "its schema_version is not a whole number"

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latte_convert.errors import GateError
+from latte_convert.wording import rounded_down
 
 Array = NDArray[Any]
 
@@ -279,8 +280,8 @@ def _cheapest_faithful(
 
 
 def _below(cosine: float) -> str:
-    """Four digits, rounded down: what misses a bound must not read as if it kept it."""
-    return f"{math.floor(cosine * 1e4) / 1e4:.4f}" if math.isfinite(cosine) else "no value (its output is not finite)"
+    """Rounded down: what misses a bound must not read as if it kept it."""
+    return rounded_down(cosine) if math.isfinite(cosine) else "no value (its output is not finite)"
 
 
 def _first(count: int, holds: Callable[[int], bool]) -> int | None:

@@ -94,16 +94,6 @@ def test_a_choice_keeps_the_order_and_does_not_depend_on_the_others():
     assert labels.choose(names, 30, 0, str) == names
 
 
-def test_json_errors_name_the_line(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text('{"a": 1,\n "b": }')
-    with pytest.raises(DataError, match=r"a.json:2: not valid JSON"):
-        labels.read_json(path)
-    path.write_text('{"a": ' + "9" * 5000 + "}")
-    with pytest.raises(DataError, match=r"a.json cannot be read: .*digits"):
-        labels.read_json(path)
-
-
 def test_a_missing_library_names_the_extra():
     with pytest.raises(InputError, match=r'needs no_such_library.*pip install "latte-convert\[eval\]"'):
         labels.need("no_such_library.part")

@@ -87,7 +87,7 @@ def test_a_report_of_another_artifact(tmp_path: Path) -> None:
 def test_a_report_that_is_a_directory(tmp_path: Path) -> None:
     (tmp_path / "report.json").mkdir()
     for place in (tmp_path, tmp_path / "report.json"):
-        with pytest.raises(InputError, match=r"/report\.json cannot be read as JSON: .*directory") as caught:
+        with pytest.raises(InputError, match=r"/report\.json: it is a folder") as caught:
             read_report(place)
         assert "report.json/report.json" not in str(caught.value)
 
@@ -104,9 +104,9 @@ def test_a_report_that_was_kept_without_its_artifact(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (None, "there is no .*report.json"),
-        ("{", "cannot be read as JSON"),
-        (b"\xff\xfe", "cannot be read as JSON"),
-        ('{"schema_version": ' + "9" * 5000 + "}", "cannot be read as JSON"),
+        ("{", "report.json:1: not valid JSON"),
+        (b"\xff\xfe", "not UTF-8"),
+        ('{"schema_version": ' + "9" * 5000 + "}", "thousands of digits"),
         ("[]", "no schema_version"),
         ('{"a": 1}', "no schema_version"),
         ('{"schema_version": "1"}', "its schema_version is not a whole number"),

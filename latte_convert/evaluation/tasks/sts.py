@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from latte_convert.checkpoints.weights import read_config
 from latte_convert.data.feed import Inputs, run
 from latte_convert.errors import CheckpointError, DataError
 from latte_convert.evaluation import labels
 from latte_convert.evaluation.tasks.base import Example, Metric, Task, require_two
+from latte_convert.wording import some
 
 if TYPE_CHECKING:
     from torch import nn
@@ -106,9 +108,9 @@ def _pooling(source: Checkpoint) -> str:
     path = source.path / _POOLING
     if not path.is_file():
         return "mean"
-    config = labels.read_json(path)
+    config = read_config(path)
     modes = [key.removeprefix("pooling_mode_") for key, on in config.items() if on is True and "pooling_mode_" in key]
-    mode = {("mean_tokens",): "mean", ("cls_token",): "cls"}.get(tuple(modes))
+    mode = {"mean_tokens": "mean", "cls_token": "cls"}.get(" and ".join(modes))
     if mode is None:
         raise CheckpointError(
             f"{path}: pooling {' and '.join(modes) or 'of no kind'} is not supported: mean or cls is."
@@ -162,4 +164,4 @@ def _names(first: list[str], benchmark: bool, where: str) -> tuple[list[str], bo
         return ["genre", "file", "year", "id", "score", "s1", "s2"], False
     if len(first) == 3:
         return ["s1", "s2", "score"], False
-    raise DataError(f"{where}: no columns s1, s2, score; it has {', '.join(first[:10])}.")
+    raise DataError(f"{where}: no columns s1, s2, score; it has {some(first, 10)}.")

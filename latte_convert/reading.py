@@ -1,0 +1,116 @@
+"""Read a file whole, and JSON as its standard has it: the one way for labels, configurations, manifests and reports."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any, NoReturn
+
+from latte_convert.errors import DataError, InputError, IntegrityError
+
+MOST_BYTES = 1 << 30
+"""Of one file that is read whole: COCO's largest labels take half of it."""
+
+
+class Unreadable(ValueError):
+    """Why a file or a document cannot be read; the message is a clause.
+
+    Attributes:
+        line: Where in the document, from 1; None where that is not known.
+    """
+
+    def __init__(self, reason: str, line: int | None = None) -> None:
+        super().__init__(reason)
+        self.line = line
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a regular file. A device or a pipe would block, or never end.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        Unreadable: It is no regular file, is larger than ``most`` bytes, or cannot be read.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise Unreadable("it is a folder" if stat.S_ISDIR(status.st_mode) else "it is a device or a pipe")
+        if status.st_size > most:
+            raise Unreadable(f"it has {status.st_size / 1e6:,.0f} MB, and at most {most / 1e6:,.0f} MB are read")
+        # What the kernel makes up as it is read, under /proc, has no size and may block.
+        return path.read_bytes() if status.st_size else b""
+    except FileNotFoundError:
+        raise
+    except Unreadable:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise Unreadable(str(getattr(error, "strerror", None) or error)) from error
+
+
+def parse_json(raw: bytes | str, *, lenient: bool = False) -> Any:
+    """One JSON document, strictly: UTF-8, no NaN, no infinity, no key twice, since an entry would be lost silently.
+
+    Args:
+        raw: The document; a byte-order mark is passed over.
+        lenient: Take NaN, infinities and repeated keys as ``json.loads`` does: in files that other tools read, too.
+
+    Raises:
+        Unreadable: It is no such document.
+    """
+    try:
+        text = raw.decode("utf-8-sig") if isinstance(raw, bytes) else raw.removeprefix("\ufeff")
+        return json.loads(text) if lenient else json.loads(text, parse_constant=_not_json, object_pairs_hook=_object)
+    except json.JSONDecodeError as error:
+        raise Unreadable(f"not valid JSON: {error.msg}", error.lineno) from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise Unreadable(f"not UTF-8: byte 0x{error.object[error.start]:02x}", line) from error
+    except RecursionError as error:
+        raise Unreadable("not usable JSON: nested too deeply") from error
+    except Unreadable:
+        raise
+    except ValueError as error:  # Python's limit on the digits of an integer
+        raise Unreadable("not usable JSON: a number of thousands of digits") from error
+
+
+def _not_json(name: str) -> NoReturn:
+    raise Unreadable(f"not valid JSON: {name} is no JSON number")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise Unreadable(f"the key '{key}' is there twice in one object")
+        found[key] = value
+    return found
+
+
+def read_json(
+    path: Path,
+    kind: type[InputError | IntegrityError] = DataError,
+    *,
+    absent: str = "",
+    advice: str = "",
+    lenient: bool = False,
+) -> Any:
+    """The document in a JSON file; see ``parse_json``.
+
+    Args:
+        path: The file.
+        kind: Of the error where it cannot be read.
+        absent: The sentence where there is no such file.
+        advice: What to do about a file that cannot be read: a sentence.
+        lenient: See ``parse_json``.
+
+    Raises:
+        LatteError: Of ``kind``; it names the file, and the line where that is known.
+    """
+    try:
+        return parse_json(read_bytes(path), lenient=lenient)
+    except FileNotFoundError:
+        raise kind(absent or f"there is no file {path}.") from None
+    except Unreadable as error:
+        place = f"{path}:{error.line}" if error.line else f"{path}"
+        raise kind(f"{place}: {error}. {advice}".rstrip()) from None
