@@ -1,33 +1,31 @@
-"""A conversion, top to bottom: load, sites, capture, fit, score, select, apply, verify.
+"""A conversion, top to bottom: open, fit, score, choose, measure, apply, report.
 
-Everything before ``apply`` is read-only on the model; saving is a step of its own (``Result.save``).
+Everything before ``apply`` only reads the model; saving is a step of its own (``Result.save``).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from latte_convert.adapters.convert import apply
+from latte_convert.calibration.fitted import Fitted
 from latte_convert.calibration.pipeline import calibrate, execution_order, recalibrate
 from latte_convert.errors import CheckpointError, GateError
-from latte_convert.measuring.fidelity import measure
+from latte_convert.measuring.fidelity import Fidelity, measure
 from latte_convert.measuring.maps import attention_maps
 from latte_convert.measuring.stripes import stripe_analysis
-from latte_convert.opening import Job, Samples, prepare
-from latte_convert.progress import Progress, silent
+from latte_convert.progress import Progress, Stopwatch, silent
 from latte_convert.recipe import Candidate, Recipe
-from latte_convert.report.build import build_report
+from latte_convert.report.build import Findings, build_report
 from latte_convert.report.schema import Report
-from latte_convert.selection.choice import choose_plan
+from latte_convert.selection.choice import Choice, choose_plan, score_sites
 from latte_convert.selection.plan import Plan
 from latte_convert.selection.policy import count
-from latte_convert.wording import some
+from latte_convert.task import Samples, Task, open_task
 
 
 @dataclass
@@ -38,12 +36,13 @@ class Result:
         model: The hybrid; the model that was given, converted in place.
         plan: What became what.
         report: All that was measured.
+        task: What was converted, with which samples and how.
     """
 
     model: nn.Module
     plan: Plan
     report: Report
-    job: Job
+    task: Task
 
     def save(self, out: str | Path, *, overwrite: bool = False) -> Path:
         """Write the artifact; see ``latte_convert.artifact.save``. ``report`` then names it by its fingerprint.
@@ -55,8 +54,13 @@ class Result:
             OutputError: ``out`` exists and ``overwrite`` is off, or it cannot be written.
         """
         from latte_convert.artifact.save import save_artifact
+        from latte_convert.report.write import write_reports
 
-        self.report = save_artifact(self.job, self.plan, self.report, Path(out), overwrite=overwrite)
+        def describe(directory: Path, fingerprint: str) -> None:
+            self.report = self.report.model_copy(update={"artifact_fingerprint": fingerprint})
+            write_reports(self.report, directory)
+
+        save_artifact(self.task, self.plan, Path(out), overwrite=overwrite, describe=describe)
         return Path(out)
 
 
@@ -92,41 +96,33 @@ def convert(
         CheckpointError: The model cannot be found, loaded or converted.
         DataError: The samples cannot be used.
         RecipeError: The recipe does not fit the model.
-        GateError: The held-out fidelity is below ``min_fidelity``; the model is left as it was.
+        GateError: No plan meets the budget, or the held-out fidelity is below ``min_fidelity``; the model is left as
+            it was.
     """
-    job = prepare(
-        model,
-        calib,
-        recipe or Recipe(),
-        device=device,
-        revision=revision,
-        allow_pickle=allow_pickle,
-        trust_remote_code=trust_remote_code,
-    )
-    plan = analyse(job, progress)
-    if job.recipe.propagate_error:
-        _refit(job, plan, progress)
-    with job.timed("measure"):
-        job.fidelity = measure(
-            job.model,
-            job.adapter,
-            job.eligible,
-            job.kernels(plan.converted),
-            job.holdout,
-            min_tokens=plan.min_tokens,
-            progress=progress,
+    clock = Stopwatch()
+    with clock("load"):
+        task = open_task(
+            model,
+            calib,
+            recipe or Recipe(),
+            device=device,
+            revision=revision,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
         )
-    _gate(job)
-    with job.timed("maps"):
-        job.maps = attention_maps(
-            job.model,
-            job.adapter,
-            job.kernels(plan.converted),
-            next(iter(job.holdout)),
-            min_tokens=plan.min_tokens,
-        )
-    apply(job.model, job.adapter, job.kernels(plan.converted), min_tokens=plan.min_tokens)
-    return Result(job.model, plan, build_report(job), job)
+    fitted, choice = analyse(task, clock, progress)
+    if task.recipe.propagate_error:
+        with clock("refit"):
+            choice = _refit(task, choice, progress)
+    kernels, min_tokens = choice.kernels, choice.plan.min_tokens
+    with clock("measure"):
+        fidelity = measure(task.host, fitted.eligible, kernels, task.holdout, min_tokens=min_tokens, progress=progress)
+    _check_gates(task, fitted, choice, fidelity)
+    with clock("maps"):
+        maps = attention_maps(task.host, kernels, next(iter(task.holdout)), min_tokens=min_tokens)
+    task.host.convert(kernels, min_tokens=min_tokens)
+    report = build_report(task, Findings(fitted, choice, fidelity, tuple(maps), seconds=clock.seconds))
+    return Result(task.host.model, choice.plan, report, task)
 
 
 def score(
@@ -148,102 +144,82 @@ def score(
     Returns:
         A report whose ``fidelity`` is None, with the sites that the recipe would convert.
     """
-    job = prepare(
-        model,
-        calib,
-        recipe or Recipe(),
-        device=device,
-        revision=revision,
-        allow_pickle=allow_pickle,
-        trust_remote_code=trust_remote_code,
-    )
-    analyse(job, progress)
+    clock = Stopwatch()
+    with clock("load"):
+        task = open_task(
+            model,
+            calib,
+            recipe or Recipe(),
+            device=device,
+            revision=revision,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
+        )
+    fitted, choice = analyse(task, clock, progress)
+    found = Findings(fitted, choice, seconds=clock.seconds)
     if stripes:
-        with job.timed("stripes"):
-            job.stripes = stripe_analysis(job.model, job.adapter, job.eligible, job.fitting, progress=progress)
-    return build_report(job)
+        with clock("stripes"):
+            found = replace(found, stripes=stripe_analysis(task.host, fitted.eligible, task.fitting, progress=progress))
+    return build_report(task, found)
 
 
-def analyse(job: Job, progress: Progress = silent) -> Plan:
-    """Fit and score every eligible site, and select; the model is left as it was.
+def analyse(task: Task, clock: Stopwatch, progress: Progress = silent) -> tuple[Fitted, Choice]:
+    """Fit and score every eligible site, and choose; the model is left as it was.
 
     Raises:
         CheckpointError: No site is left that can be converted.
         RecipeError: The recipe asks for more sites than there are.
         GateError: No plan meets the recipe's budget.
     """
-    with job.timed("calibrate"):
-        fits = calibrate(
-            job.model,
-            job.adapter,
-            job.eligible,
-            job.candidates,
-            job.fitting,
-            seed=job.recipe.seed,
-            progress=progress,
-        )
-    failed = {name: each[0].reason for name, each in fits.items() if all(fit.kernel is None for fit in each)}
-    job.sites = [
-        dataclasses.replace(site, eligible=False, reason=failed[site.name]) if site.name in failed else site
-        for site in job.sites
-    ]
-    if not job.eligible:
-        raise CheckpointError(
-            "no attention site can be converted: " + "; ".join(sorted(set(map(str, failed.values()))))
-        )
-    job.fitted = {site.name: [fit for fit in fits[site.name] if fit.kernel is not None] for site in job.eligible}
-    candidates = {name: [fit.kernel for fit in each if fit.kernel is not None] for name, each in job.fitted.items()}
-    choose_plan(job, candidates, progress)
-    broken = [name for name, score in job.scores.items() if score.value == float("inf")]
-    if broken:
-        job.warnings.append(f"{len(broken)} sites are not finite when linear and were not chosen: {some(broken)}.")
-    assert job.plan is not None
-    if not job.plan.converted:
-        job.warnings.append(
-            "nothing was converted: exact attention is all that the recipe's budget asks for or allows. Set ratio or "
-            "k, or a lower max_flops or min_fidelity."
-        )
-    return job.plan
+    eligible = [site for site in task.sites if site.eligible]
+    with clock("calibrate"):
+        fits = calibrate(task.host, eligible, task.candidates, task.fitting, seed=task.recipe.seed, progress=progress)
+        fitted = Fitted.of(task.sites, fits)
+    with clock("score"):
+        scores = score_sites(task, fitted, progress)
+    with clock("select"):
+        choice = choose_plan(task, fitted, scores, progress)
+    return fitted, choice
 
 
-def _refit(job: Job, plan: Plan, progress: Progress) -> None:
+def _refit(task: Task, choice: Choice, progress: Progress) -> Choice:
     """``propagate_error``: fit the chosen sites again, on what they get behind each other."""
-    chosen = {site.name: site for site in plan.converted}
-    with job.timed("refit"):
-        order = execution_order(job.model, job.adapter, chosen, job.fitting)
-        refits = recalibrate(
-            job.model,
-            job.adapter,
-            [chosen[name] for name in order],
-            {name: Candidate(kernel=k.name, options=k.options) for name, k in job.kernels(plan.converted).items()},
-            job.fitting,
-            seed=job.recipe.seed,
-            progress=progress,
-        )
+    chosen = {site.name: site for site in choice.plan.converted}
+    order = execution_order(task.host, chosen, task.fitting)
+    refits = recalibrate(
+        task.host,
+        [chosen[name] for name in order],
+        {name: Candidate(kernel=kernel.name, options=kernel.options) for name, kernel in choice.kernels.items()},
+        task.fitting,
+        seed=task.recipe.seed,
+        progress=progress,
+    )
     broken = [name for name, fit in refits.items() if fit.kernel is None]
     if broken:
         raise CheckpointError(f"{broken[0]} cannot be refitted on converted inputs: {refits[broken[0]].reason}")
-    job.fits.update(refits)
+    return replace(choice, fits={**choice.fits, **refits})
 
 
-def _gate(job: Job) -> None:
-    fidelity, least = job.fidelity, job.recipe.min_fidelity
-    if fidelity is None:
-        return
+def _check_gates(task: Task, fitted: Fitted, choice: Choice, fidelity: Fidelity) -> None:
+    """Refuse a hybrid whose held-out outputs are not finite, or further from the original's than the recipe allows.
+
+    Raises:
+        GateError: It is; the message says what to change.
+    """
     for name, agreement in fidelity.outputs.items():
         if agreement.cosine != agreement.cosine:
             raise GateError(f"the hybrid's output '{name}' is not finite on the held-out samples; nothing was written.")
+    least = task.recipe.min_fidelity
     if least is None:
         return
     cosine = fidelity.outputs[fidelity.primary].cosine
     if cosine < least:
-        converted = len(job.plan.converted) if job.plan else 0
         fewer = "Convert fewer sites with --ratio or -k, offer more faithful kernels, or lower --min-fidelity."
-        if count(job.sites, job.recipe) is None:
+        if count(fitted.sites, task.recipe) is None:
             fewer = "The plan kept it on the calibration samples: give more --samples, or ask for a little less."
         raise GateError(
-            f"held-out fidelity is {_below(cosine, least)} (cosine of {fidelity.primary}) with {converted} sites "
-            f"converted, below the {least} asked for; nothing was written. {fewer}"
+            f"held-out fidelity is {_below(cosine, least)} (cosine of {fidelity.primary}) with "
+            f"{len(choice.plan.converted)} sites converted, below the {least} asked for; nothing was written. {fewer}"
         )
 
 

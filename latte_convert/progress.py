@@ -1,8 +1,10 @@
-"""How a long step tells what it has done."""
+"""How a long step tells what it has done, and how long it took."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 Progress = Callable[[str, int], Callable[[], None]]
 """``progress(title, total)`` opens a step and returns a function that advances it by one."""
@@ -11,3 +13,23 @@ Progress = Callable[[str, int], Callable[[], None]]
 def silent(_title: str, _total: int) -> Callable[[], None]:
     """A progress that shows nothing."""
     return lambda: None
+
+
+class Stopwatch:
+    """Wall time of stages.
+
+    Attributes:
+        seconds: By stage, in the order in which they first ran.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        """Add the time of the context to a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start

@@ -16,7 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from latte_convert.adapters.find import find_adapter, find_sites
+from latte_convert.adapters.find import find_adapter
+from latte_convert.adapters.host import Host
 from latte_convert.attention import AttentionSite
 
 TESTS = Path(__file__).resolve().parents[1] / "tests" / "adapters"
@@ -62,7 +63,7 @@ def rows(found: Iterable[tuple[str, nn.Module]]) -> list[Row]:
     """Rows in the order of the models; variants of one architecture that come out the same share a row."""
     merged: dict[tuple[str, ...], Row] = {}
     for name, model in found:
-        sites = find_sites(model)
+        sites = Host.of(model).sites()
         library, kind = find_adapter(model).name, type(model).__name__
         architecture = getattr(getattr(model, "config", None), "model_type", None)
         row = Row(library, _kinds(site for site in sites if site.eligible) or "none", _kept(sites) or "none")

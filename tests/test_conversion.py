@@ -57,7 +57,7 @@ def test_two_thirds_of_the_sites_most_robust_first(converted):
 
 def test_reported_fidelity_is_that_of_the_hybrid_on_the_held_out_samples(converted, tiny_dino):
     original = transformers.Dinov2Model.from_pretrained(tiny_dino)
-    held = [inputs.kwargs for inputs in converted.job.holdout]
+    held = [inputs.kwargs for inputs in converted.task.holdout]
     a, b = outputs(original, held), outputs(converted.model, held)
     report = converted.report.fidelity
     expected = torch.nn.functional.cosine_similarity(a, b, dim=-1).mean().item()
@@ -71,7 +71,7 @@ def test_reported_fidelity_is_that_of_the_hybrid_on_the_held_out_samples(convert
 
 
 def test_held_out_samples_are_not_in_the_fit(converted):
-    fitted, held = (feed.feeds[0].samples.ids for feed in (converted.job.fitting, converted.job.holdout))
+    fitted, held = (feed.feeds[0].samples.ids for feed in (converted.task.fitting, converted.task.holdout))
     assert len(fitted) == 6
     assert not set(fitted) & set(held)
 

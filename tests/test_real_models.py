@@ -47,7 +47,7 @@ def test_dinov2_at_518_px(models_dir, shared_data, tmp_path):
     assert report.cost.flops.hybrid < 0.4 * report.cost.flops.original
     # The faithful kernel is weak on this backbone; it must still be far from noise, and must not claim perfection.
     assert 0.4 < report.fidelity.outputs["last_hidden_state"].cosine < 0.99
-    assert largest_difference(round_trip(result, tmp_path, source), result.model, result.job.holdout) < 1e-5
+    assert largest_difference(round_trip(result, tmp_path, source), result.model, result.task.holdout) < 1e-5
 
 
 def test_dinov2_with_the_default_kernel(models_dir, shared_data):
@@ -68,7 +68,7 @@ def test_minilm(models_dir, shared_data, tmp_path):
     assert len(result.report.converted) == 4
     assert result.report.calibration.modality == "text"
     reloaded = round_trip(result, tmp_path, source)
-    assert largest_difference(reloaded, result.model, result.job.holdout) < 1e-5
+    assert largest_difference(reloaded, result.model, result.task.holdout) < 1e-5
 
 
 def test_minilm_truncates_and_counts_long_text(models_dir, tmp_path):
@@ -88,7 +88,7 @@ def test_whisper_encoder_decoder_and_cross(models_dir, shared_data, tmp_path):
     assert result.report.fidelity.primary == "logits"
     assert result.report.fidelity.outputs["logits"].top1 is not None
     reloaded = round_trip(result, tmp_path, source)
-    features = next(iter(result.job.holdout)).kwargs["input_features"]
+    features = next(iter(result.task.holdout)).kwargs["input_features"]
     tokens = [model.generate(features, max_new_tokens=12, do_sample=False) for model in (result.model, reloaded)]
     assert torch.equal(*tokens)
 

@@ -1,10 +1,10 @@
-"""Which adapter a model gets, and where its attention is."""
+"""Which adapter a model gets."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from latte_convert.attention import Adapter, AttentionSite
+from latte_convert.attention import Adapter
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,26 +39,3 @@ def find_adapter(model: nn.Module) -> Adapter:
         f"{type(model).__module__}.{type(model).__qualname__} is not a model this version can convert: it takes models "
         "of transformers, timm and open_clip, and others that use torch.nn.MultiheadAttention."
     )
-
-
-def find_sites(model: nn.Module) -> list[AttentionSite]:
-    """List every attention module of a model, the ones that cannot be converted included.
-
-    Raises:
-        CheckpointError: No adapter knows the model's class.
-    """
-    return find_adapter(model).sites(model)
-
-
-def enclosing_block(model: nn.Module, site: str) -> str:
-    """Name of the transformer block around a site: its nearest ancestor that is an item of a module list.
-
-    Where a model has no such list, the site itself stands in for its block.
-    """
-    from torch import nn
-
-    parts = site.split(".")
-    for end in range(len(parts) - 1, 0, -1):
-        if isinstance(model.get_submodule(".".join(parts[:end])), nn.ModuleList | nn.Sequential):
-            return ".".join(parts[: end + 1])
-    return site

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,45 @@ def sha256_file(path: Path) -> str:
 def write_json(path: Path, content: Any) -> None:
     """Write strict, stable JSON: no NaN, ASCII, a newline at the end."""
     path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def write_document(content: Any, path: Path) -> None:
+    """Write a JSON document, whole or not at all.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    write_file(path, lambda temporary: write_json(temporary, content))
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a page as UTF-8, whole or not at all.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    write_file(path, lambda temporary: temporary.write_bytes(text.encode()))
+
+
+def write_file(path: Path, fill: Callable[[Path], object]) -> None:
+    """Write a file, whole or not at all: ``fill`` is given a temporary sibling.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            fill(temporary)
+            temporary.chmod(path.stat().st_mode if path.exists() else 0o644)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path} was not written: {error.strerror or error}.") from error
 
 
 def check_target(

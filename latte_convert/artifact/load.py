@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.convert import Applied, apply
+from latte_convert.adapters.convert import Applied
+from latte_convert.adapters.host import Host
 from latte_convert.artifact.manifest import Manifest, SiteRecord, read_manifest
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import CheckpointError, IntegrityError, LatteError
@@ -20,7 +21,6 @@ from latte_convert.names import is_ours
 from latte_convert.wording import some
 
 if TYPE_CHECKING:
-    from latte_convert.attention import Adapter
     from latte_convert.checkpoints.base import Checkpoint
 
 
@@ -30,23 +30,26 @@ class Artifact:
 
     Attributes:
         path: Its directory.
-        model: The original, in eval mode.
-        adapter: The adapter of its library.
+        host: The original, in eval mode.
         kernels: The kernel of each converted site, by name.
         manifest: What the artifact records.
         source: The checkpoint inside it, for processors and modalities.
     """
 
     path: Path
-    model: nn.Module
-    adapter: Adapter
+    host: Host
     kernels: dict[str, Kernel]
     manifest: Manifest
     source: Checkpoint
 
+    @property
+    def model(self) -> nn.Module:
+        """The model of ``host``."""
+        return self.host.model
+
     def convert(self) -> Applied:
         """Turn ``model`` into the hybrid, in place; ``undo`` of the handle, or its end as a context, turns it back."""
-        return apply(self.model, self.adapter, self.kernels, min_tokens=self.manifest.min_tokens)
+        return self.host.convert(self.kernels, min_tokens=self.manifest.min_tokens)
 
 
 def load(directory: str | Path, *, device: str = "cpu", trust_remote_code: bool = False) -> nn.Module:
@@ -74,8 +77,6 @@ def open_artifact(directory: str | Path, *, device: str = "cpu", trust_remote_co
 
     Args and errors are those of ``load``.
     """
-    from latte_convert.adapters.find import find_adapter
-
     path = Path(directory).expanduser()
     if not path.is_dir():
         raise CheckpointError(f"there is no artifact at '{directory}'.")
@@ -101,7 +102,7 @@ def open_artifact(directory: str | Path, *, device: str = "cpu", trust_remote_co
     if strange:
         raise IntegrityError(f"{path} holds tensors that the model does not know: {some(strange, 5)}.")
     model = model.to(device)
-    return Artifact(path, model, find_adapter(model), kernels, manifest, source)
+    return Artifact(path, Host.of(model), kernels, manifest, source)
 
 
 def build_kernels(manifest: Manifest, tensors: Mapping[str, Tensor]) -> dict[str, Kernel]:

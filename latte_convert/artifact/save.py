@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,55 +17,49 @@ from latte_convert.artifact.probe import record_probe
 from latte_convert.artifact.tensors import digest, write_tensors
 from latte_convert.checkpoints.base import Checkpoint
 from latte_convert.checkpoints.resolve import resolve
+from latte_convert.data.samples import fingerprint
 from latte_convert.environment import library_versions, tool_version
 from latte_convert.errors import CheckpointError
-from latte_convert.names import ATTRIBUTE, MANIFEST, REPORT, is_ours
-from latte_convert.report.html import write_html
+from latte_convert.names import ATTRIBUTE, MANIFEST, is_ours
 
 if TYPE_CHECKING:
-    from latte_convert.opening import Job
-    from latte_convert.report.schema import Report
     from latte_convert.selection.plan import Plan
+    from latte_convert.task import Task
 
 
-def save_artifact(job: Job, plan: Plan, report: Report, out: Path, *, overwrite: bool = False) -> Report:
+def save_artifact(
+    task: Task,
+    plan: Plan,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    describe: Callable[[Path, str], None] | None = None,
+) -> None:
     """Write the artifact of a conversion.
 
     Args:
-        job: The conversion, its model converted.
+        task: What was converted; its model is the hybrid by now.
         plan: What became what.
-        report: What was measured.
         out: Directory to create.
         overwrite: Replace an existing directory; it stays until the new one is complete.
-
-    Returns:
-        The report as it was written, with the artifact's fingerprint.
+        describe: Adds what was measured; it gets the directory in the making and the artifact's fingerprint.
 
     Raises:
         OutputError: ``out`` exists and ``overwrite`` is off, or it cannot be written.
     """
-    protect = protected_paths(job)
-    check_target(out, overwrite=overwrite, protect=protect)
-    with _source_of(job) as source:
+    check_target(out, overwrite=overwrite, protect=task.protected)
+    with _source_of(task) as source:
         originals = source.original_tensors()
-        ours = kernel_tensors(job.model)
+        ours = kernel_tensors(task.host.model)
         size = sum(t.numel() * t.element_size() for t in (*originals.values(), *ours.values()))
-        check_target(out, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20), protect=protect)
+        check_target(out, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20), protect=task.protected)
         with atomic_directory(out, overwrite=overwrite) as directory:
             sidecars = copy_files(source.path, source.sidecars(), directory)
             weights = write_tensors({**originals, **ours}, directory, source.weights_stem)
-            manifest = _manifest(job, plan, report, originals, [*sidecars, *weights], directory)
+            manifest = _manifest(task, plan, originals, [*sidecars, *weights], directory)
             write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
-            report = report.model_copy(update={"artifact_fingerprint": manifest.fingerprint})
-            write_json(directory / REPORT, report.model_dump(mode="json"))
-            write_html(report, directory / "report.html")
-    return report
-
-
-def protected_paths(job: Job) -> list[Path]:
-    """What no output may replace: the source checkpoint and the samples."""
-    paths = [Path(samples.source).expanduser() for samples in job.samples if not samples.source.startswith("hf:")]
-    return [*paths, *([job.source.path] if job.source else [])]
+            if describe is not None:
+                describe(directory, manifest.fingerprint)
 
 
 def copy_files(source: Path, names: Iterable[str], directory: Path) -> list[str]:
@@ -83,13 +77,13 @@ def kernel_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _source_of(job: Job) -> Iterator[Checkpoint]:
+def _source_of(task: Task) -> Iterator[Checkpoint]:
     """The checkpoint on disk; a model given in memory is written to a temporary one first."""
-    if job.source is not None:
-        yield job.source
+    if task.source is not None:
+        yield task.source
         return
-    model: Any = job.model
-    write = getattr(job.adapter, "write_checkpoint", None)
+    model: Any = task.host.model
+    write = getattr(task.host.adapter, "write_checkpoint", None)
     if write is None and not hasattr(model, "save_pretrained"):
         raise CheckpointError(
             f"a {type(model).__name__} that was given in memory cannot be rebuilt from a directory: keep the hybrid's "
@@ -104,28 +98,27 @@ def _source_of(job: Job) -> Iterator[Checkpoint]:
         yield resolve(temporary)
 
 
-def _manifest(
-    job: Job, plan: Plan, report: Report, originals: dict[str, Tensor], files: list[str], directory: Path
-) -> Manifest:
+def _manifest(task: Task, plan: Plan, originals: dict[str, Tensor], files: list[str], directory: Path) -> Manifest:
+    source, samples = task.source, task.samples
     return Manifest(
         tool_version=tool_version(),
         library_versions=library_versions(),
         source=SourceRecord(
-            id=report.source.id,
-            revision=report.source.revision,
-            library=report.source.library,
-            model_class=report.source.model_class,
-            sha256=report.source.sha256,
+            id=source.id if source else "in memory",
+            revision=source.revision if source else None,
+            library=task.host.adapter.name,
+            model_class=type(task.host.model).__name__,
+            sha256={path.name: sha256_file(path) for path in source.weights} if source else {},
             tensors_sha256=digest(originals),
-            unexpected_keys=list(job.unexpected_keys),
+            unexpected_keys=list(task.unexpected_keys),
         ),
-        recipe=report.recipe,
+        recipe=task.recipe.model_dump(mode="json"),
         calibration=CalibrationRecord(
-            fingerprint=report.calibration.fingerprint,
-            requested=report.calibration.requested,
-            used=report.calibration.used,
-            held_out=report.calibration.held_out,
-            skipped=report.calibration.skipped,
+            fingerprint=fingerprint(samples),
+            requested=sum(s.requested for s in samples) or len(task.fitting) + len(task.holdout),
+            used=len(task.fitting),
+            held_out=len(task.holdout),
+            skipped=[{"id": skip.id, "reason": skip.reason} for s in samples for skip in s.skipped],
         ),
         sites=[
             SiteRecord(
@@ -134,11 +127,11 @@ def _manifest(
                 heads=site.heads,
                 head_dim=site.head_dim,
                 causal=site.causal,
-                options=getattr(job.model.get_submodule(site.name), ATTRIBUTE).options,
+                options=getattr(task.host.model.get_submodule(site.name), ATTRIBUTE).options,
             )
             for site in plan.converted
         ],
         min_tokens=plan.min_tokens,
-        probe=record_probe(job.model, job.holdout),
+        probe=record_probe(task.host.model, task.holdout),
         files={name: sha256_file(directory / name) for name in sorted(files)},
     )

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.find import find_adapter
+from latte_convert.adapters.host import Host
 from latte_convert.data.feed import Batch, Inputs, place
 from latte_convert.data.samples import Sample
 from latte_convert.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from latte_convert.artifact.load import Artifact
-    from latte_convert.attention import Adapter
     from latte_convert.data.feed import Processor
     from latte_convert.data.samples import Modality
 
@@ -39,15 +38,13 @@ class Case:
     Attributes:
         label: As the user knows it.
         resolution: Height and width of images in pixels, or None.
-        model: The original, on its device.
-        adapter: The adapter of its library.
+        host: The original, on its device.
         inputs: At least one; the first is the one that is timed.
     """
 
     label: str
     resolution: int | None
-    model: nn.Module
-    adapter: Adapter
+    host: Host
     inputs: list[Inputs]
 
 
@@ -148,7 +145,7 @@ class CaseMaker:
         towers = processor.towers(model)
         tower = "+".join(sorted(towers)) if towers is not None else ""
         inputs = [Inputs({k: place(v, like) for k, v in batch.items()}, method, tower) for batch in batches]
-        return Case(label, resolution, model, find_adapter(model), inputs)
+        return Case(label, resolution, Host.of(model), inputs)
 
 
 def make_cases(
@@ -185,7 +182,7 @@ def make_cases(
 
 def _reached(artifact: Artifact) -> Modality:
     """The first modality whose tower holds a converted site."""
-    towers = {site.name: site.tower for site in artifact.adapter.sites(artifact.model)}
+    towers = {site.name: site.tower for site in artifact.host.sites()}
     converted = {towers.get(name) for name in artifact.kernels}
     for kind in artifact.source.modalities:
         reached = artifact.source.processor(kind).towers(artifact.model)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latte_convert.adapters.capture import routed
 from latte_convert.attention import AttentionCall
 from latte_convert.bench import variants as ways
 from latte_convert.bench.inputs import Case
@@ -19,7 +18,7 @@ from latte_convert.bench.memory import peak_memory
 from latte_convert.bench.result import Guard, LengthResult, Operations, VariantName, VariantResult
 from latte_convert.bench.timing import Timed, ratio, take_turns, timing
 from latte_convert.bench.variants import Variant
-from latte_convert.data.feed import Inputs, run
+from latte_convert.data.feed import Inputs
 from latte_convert.errors import CheckpointError, first_line
 from latte_convert.kernels.base import Kernel, attend
 from latte_convert.measuring.agreement import Agreement
@@ -68,7 +67,7 @@ def measure_case(case: Case, kernels: Mapping[str, Kernel], settings: Settings) 
     variants, reasons = _variants(case, reached, calls, settings)
     advance()
     forward = take_turns(
-        {name: Timed(partial(run, case.model, case.inputs[0]), v.install) for name, v in variants.items()},
+        {name: Timed(partial(case.host.run, case.inputs[0]), v.install) for name, v in variants.items()},
         settings.device,
         rounds=settings.rounds,
         seconds=SECONDS,
@@ -126,11 +125,11 @@ def capture(case: Case, kernels: Mapping[str, Kernel]) -> dict[str, list[Attenti
         calls.setdefault(name, []).append(call)
 
     try:
-        with routed(case.model, case.adapter, {name: partial(record, name=name) for name in kernels}):
-            run(case.model, case.inputs[0])
+        with case.host.watch({name: partial(record, name=name) for name in kernels}):
+            case.host.run(case.inputs[0])
     except (ValueError, RuntimeError, TypeError, IndexError, KeyError) as error:
         raise CheckpointError(
-            f"{type(case.model).__name__} does not run at {case.label}: {first_line(error)}"
+            f"{type(case.host.model).__name__} does not run at {case.label}: {first_line(error)}"
         ) from error
     if not calls:
         raise CheckpointError(
@@ -169,7 +168,7 @@ def _variants(
             if variant.kernels:
                 _attention(variant, calls)
             with variant.install():
-                run(case.model, case.inputs[0])
+                case.host.run(case.inputs[0])
         except Exception as error:  # compilers and rivals fail in many ways; a row that says so is a result
             if name in ("original", "hybrid"):
                 raise
@@ -193,7 +192,7 @@ def _costs(case: Case, variant: Variant, calls: Calls, device: torch.device) -> 
     if variant.compiled and device.type != "cuda":
         return {**costs, "reason": "memory inside compiled code is metered on CUDA only"}
     with variant.install():
-        costs["forward_memory_bytes"] = peak_memory(partial(run, case.model, case.inputs[0]), device)
+        costs["forward_memory_bytes"] = peak_memory(partial(case.host.run, case.inputs[0]), device)
     if variant.kernels:
         costs["attention_memory_bytes"] = max(
             peak_memory(partial(attend, variant.kernels[name], call), device)
@@ -213,7 +212,7 @@ def _cosine(case: Case, variant: Variant, exact: Sequence[Tensor]) -> float:
 
 
 def _primary(case: Case, inputs: Inputs) -> Tensor:
-    outputs = dict(named_outputs(run(case.model, inputs)))
+    outputs = dict(named_outputs(case.host.run(inputs)))
     return outputs[primary_output(outputs, tower=bool(inputs.tower))]
 
 
@@ -223,12 +222,12 @@ def measure_guard(case: Case, tokens: int, kernels: Mapping[str, Kernel], min_to
     variants = {"original": ways.original({}), "hybrid": ways.hybrid(case, kernels, min_tokens=min_tokens)}
     identical = True
     for inputs in case.inputs:
-        exact = dict(named_outputs(run(case.model, inputs)))
+        exact = dict(named_outputs(case.host.run(inputs)))
         with variants["hybrid"].install():
-            ours = dict(named_outputs(run(case.model, inputs)))
+            ours = dict(named_outputs(case.host.run(inputs)))
         identical = identical and all(torch.equal(exact[name], ours[name]) for name in exact)
     times = take_turns(
-        {name: Timed(partial(run, case.model, case.inputs[0]), v.install) for name, v in variants.items()},
+        {name: Timed(partial(case.host.run, case.inputs[0]), v.install) for name, v in variants.items()},
         settings.device,
         rounds=2 * settings.rounds,
         seconds=SECONDS / 2,

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from latte_convert.adapters.capture import routed
-from latte_convert.adapters.find import enclosing_block
-from latte_convert.attention import Adapter, AttentionCall, AttentionSite
+from latte_convert.adapters.host import Host
+from latte_convert.attention import AttentionCall, AttentionSite
 from latte_convert.errors import CheckpointError
 
 
@@ -101,27 +100,26 @@ class Merger:
     """Merges tokens of the blocks of a tower while its context is open.
 
     Args:
-        model: The model.
-        adapter: The adapter of its library.
+        host: The model and its adapter.
         sites: The tower's self-attention sites in order of execution, as ``mergeable`` gives them.
         r: How many tokens disappear after each block but the last.
     """
 
-    def __init__(self, model: nn.Module, adapter: Adapter, sites: Sequence[AttentionSite], r: int) -> None:
+    def __init__(self, host: Host, sites: Sequence[AttentionSite], r: int) -> None:
         self.r = r
-        self._model, self._adapter = model, adapter
+        self._host = host
         self._sites = [site.name for site in sites]
-        self._blocks = list(dict.fromkeys(enclosing_block(model, name) for name in self._sites))
+        self._blocks = list(dict.fromkeys(host.block(name) for name in self._sites))
         self._groups: _Groups | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Merger:
         first, last = self._sites[0], self._blocks[-1]
         handlers = {name: partial(self._attend, first=name == first) for name in self._sites}
-        self._stack.enter_context(routed(self._model, self._adapter, handlers))
+        self._stack.enter_context(self._host.watch(handlers))
         for block in self._blocks:
             hook = partial(self._after, last=block == last)
-            self._stack.callback(self._model.get_submodule(block).register_forward_hook(hook).remove)
+            self._stack.callback(self._host.model.get_submodule(block).register_forward_hook(hook).remove)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from latte_convert.artifact import probe as probes
+from latte_convert.artifact.files import write_document
 from latte_convert.artifact.load import open_artifact
 from latte_convert.artifact.manifest import Manifest, read_manifest
 from latte_convert.artifact.verify import verify
 from latte_convert.bench.result import BenchReport
 from latte_convert.names import BENCH, MANIFEST
-from latte_convert.report.write import write_document
 
 
 def write_min_tokens(directory: Path, min_tokens: int, *, trust_remote_code: bool = False) -> Manifest:

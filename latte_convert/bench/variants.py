@@ -10,14 +10,11 @@ from typing import Any
 
 import torch
 
-from latte_convert.adapters.capture import routed
-from latte_convert.adapters.convert import apply
 from latte_convert.attention import AttentionCall
 from latte_convert.bench.inputs import Case
 from latte_convert.bench.merging import Merger, mergeable
 from latte_convert.bench.result import VariantName
 from latte_convert.bench.timing import Timed, measure
-from latte_convert.data.feed import run
 from latte_convert.errors import CheckpointError
 from latte_convert.kernels.base import Kernel, attend
 from latte_convert.kernels.exact import ExactKernel
@@ -55,7 +52,7 @@ def original(kernels: Mapping[str, Kernel]) -> Variant:
 
 def hybrid(case: Case, kernels: Mapping[str, Kernel], *, min_tokens: int = 0) -> Variant:
     """The artifact as it is loaded, by default without an exact branch for short sequences."""
-    install = partial(apply, case.model, case.adapter, kernels, min_tokens=min_tokens)
+    install = partial(case.host.convert, kernels, min_tokens=min_tokens)
     return Variant("hybrid", install, kernels)
 
 
@@ -66,7 +63,7 @@ def compiled(case: Case, kernels: Mapping[str, Kernel]) -> Variant:
     """
     torch.compiler.reset()  # what was compiled for another length counts towards its limit of recompilations
     fast: dict[str, Any] = {name: torch.compile(k, dynamic=False, fullgraph=True) for name, k in kernels.items()}
-    install = partial(routed, case.model, case.adapter, {name: partial(attend, k) for name, k in fast.items()})
+    install = partial(case.host.watch, {name: partial(attend, k) for name, k in fast.items()})
     return Variant("hybrid_compiled", install, fast, compiled=True, detail="kernels only")
 
 
@@ -90,7 +87,7 @@ def pooled(case: Case, kernels: Mapping[str, Kernel], calls: Mapping[str, list[A
     shapes = {name: calls[name][0].shape for name in pools}
     if sum(pools[n].flops(s) for n, s in shapes.items()) >= sum(softmax_flops(s) for s in shapes.values()):
         raise CheckpointError("pooling keys and values saves nothing at this length")
-    install = partial(apply, case.model, case.adapter, pools)
+    install = partial(case.host.convert, pools)
     detail = f"keys and values averaged by {POOLING}x{POOLING}"
     return Variant("pooled", install, pools, detail=detail)
 
@@ -107,14 +104,14 @@ def merged(case: Case, kernels: Mapping[str, Kernel], tokens: int, device: torch
     Raises:
         CheckpointError: The model cannot have its tokens merged, or no ``r`` gives that time.
     """
-    sites = case.adapter.sites(case.model)
+    sites = case.host.sites()
     chosen = mergeable(sites, {site.tower for site in sites if site.name in kernels})
 
     def took(context: Callable[[], AbstractContextManager[Any]]) -> float:
-        return measure(Timed(partial(run, case.model, case.inputs[0]), context), device)
+        return measure(Timed(partial(case.host.run, case.inputs[0]), context), device)
 
     def merger(r: int) -> Callable[[], AbstractContextManager[Any]]:
-        return partial(Merger, case.model, case.adapter, chosen, r)
+        return partial(Merger, case.host, chosen, r)
 
     turns = [(took(nullcontext), took(hybrid(case, kernels).install)) for _ in range(3)]
     original_seconds, budget = (min(seconds) for seconds in zip(*turns, strict=True))

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from latte_convert.adapters.capture import require_calls, routed
-from latte_convert.adapters.convert import apply
-from latte_convert.attention import Adapter, AttentionCall, AttentionSite, Handler
+from latte_convert.adapters.host import Host, require_calls
+from latte_convert.attention import AttentionCall, AttentionSite, Handler
 from latte_convert.calibration.fit import Fit, SiteFit
-from latte_convert.data.feed import Feed, run
+from latte_convert.data.feed import Feed
 from latte_convert.kernels.base import Kernel
 from latte_convert.progress import Progress, silent
 from latte_convert.recipe import Candidate
@@ -41,8 +40,7 @@ class _Recorder:
 
 
 def calibrate(
-    model: nn.Module,
-    adapter: Adapter,
+    host: Host,
     sites: Sequence[AttentionSite],
     candidates: Sequence[Candidate],
     feed: Feed,
@@ -53,8 +51,7 @@ def calibrate(
     """Fit every candidate kernel to every site, on the inputs the site gets in the original model.
 
     Args:
-        model: The original model; only read.
-        adapter: The adapter of its library.
+        host: The original; only read.
         sites: The sites to fit.
         candidates: The kernels to fit.
         feed: Calibration inputs.
@@ -68,16 +65,15 @@ def calibrate(
         CheckpointError: A site is never called, so what it computes is not what the model uses.
     """
     fits = {
-        site.name: [SiteFit(site, c, adapter.output_projection(model, site.name), seed) for c in candidates]
-        for site in sites
+        site.name: [SiteFit(site, c, host.output_projection(site.name), seed) for c in candidates] for site in sites
     }
     passes = max((fit.passes for each in fits.values() for fit in each), default=0)
     advance = progress("Calibrating", passes * len(feed))
     for _ in range(passes):
         recorders = {name: _Recorder(each) for name, each in fits.items()}
-        with routed(model, adapter, recorders):
+        with host.watch(recorders):
             for inputs in feed:
-                run(model, inputs)
+                host.run(inputs)
                 advance()
         require_calls({name: recorder.calls for name, recorder in recorders.items()})
         for each in fits.values():
@@ -87,8 +83,7 @@ def calibrate(
 
 
 def recalibrate(
-    model: nn.Module,
-    adapter: Adapter,
+    host: Host,
     sites: Sequence[AttentionSite],
     candidates: Mapping[str, Candidate],
     feed: Feed,
@@ -101,8 +96,7 @@ def recalibrate(
     The order is that of execution; each pass stops at the site it is for. The model is left as it was.
 
     Args:
-        model: As in ``calibrate``.
-        adapter: As in ``calibrate``.
+        host: As in ``calibrate``.
         sites: The sites, in order of execution.
         candidates: The kernel that each of them gets, by name.
         feed: As in ``calibrate``.
@@ -111,7 +105,7 @@ def recalibrate(
     """
     fits: dict[str, Fit] = {}
     kernels: dict[str, Kernel] = {}
-    work = [SiteFit(site, candidates[site.name], adapter.output_projection(model, site.name), seed) for site in sites]
+    work = [SiteFit(site, candidates[site.name], host.output_projection(site.name), seed) for site in sites]
     advance = progress("Refitting on converted inputs", sum(fit.passes for fit in work) * len(feed))
     for fit in work:
         site, recorder = fit.site, _Recorder([fit])
@@ -120,11 +114,11 @@ def recalibrate(
             recorder(call)
             raise _Stop
 
-        with apply(model, adapter, kernels), routed(model, adapter, {site.name: stop_after}):
+        with host.convert(kernels), host.watch({site.name: stop_after}):
             for _ in range(fit.passes):
                 for inputs in feed:
                     with suppress(_Stop):
-                        run(model, inputs)
+                        host.run(inputs)
                     advance()
                 fit.end_pass()
         require_calls({site.name: recorder.calls})
@@ -134,7 +128,7 @@ def recalibrate(
     return fits
 
 
-def execution_order(model: nn.Module, adapter: Adapter, sites: Iterable[str], feed: Feed) -> list[str]:
+def execution_order(host: Host, sites: Iterable[str], feed: Feed) -> list[str]:
     """Names of sites in the order in which forward passes over the samples call them."""
     order: list[str] = []
 
@@ -145,7 +139,7 @@ def execution_order(model: nn.Module, adapter: Adapter, sites: Iterable[str], fe
 
         return handler
 
-    with routed(model, adapter, {name: note(name) for name in sites}):
+    with host.watch({name: note(name) for name in sites}):
         for inputs in feed:
-            run(model, inputs)
+            host.run(inputs)
     return list(dict.fromkeys(order))

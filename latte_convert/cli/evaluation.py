@@ -87,8 +87,8 @@ def evaluate(
 
     Example: latte eval dinov2-hybrid --task knn --data clothing/ --fail-under 0.95
     """
+    from latte_convert.artifact.files import write_document
     from latte_convert.evaluation.evaluate import evaluate as run
-    from latte_convert.report.write import write_document
 
     if out is not None:
         _check_out(out, overwrite)

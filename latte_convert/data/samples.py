@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -254,3 +254,9 @@ def _check_enough(source: str, usable: int, asked: int, least: int, skipped: lis
             + (" or lower min_samples" if usable else "")
         )
     logger.warning("%s: %s", source, counts)
+
+
+def fingerprint(sets: Sequence[SampleSet]) -> str:
+    """SHA-256 of what samples were read: of the one set, or over those of several; empty without any."""
+    prints = [each.fingerprint() for each in sets]
+    return prints[0] if len(prints) == 1 else hashlib.sha256("".join(prints).encode()).hexdigest() if prints else ""

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from latte_convert.adapters.capture import outputs_of, require_calls, routed
-from latte_convert.adapters.convert import apply
-from latte_convert.adapters.find import enclosing_block
-from latte_convert.attention import Adapter, AttentionCall, AttentionSite, CallShape
-from latte_convert.data.feed import Feed, Inputs, run
+from latte_convert.adapters.host import Host, require_calls
+from latte_convert.attention import AttentionCall, AttentionSite, CallShape
+from latte_convert.data.feed import Feed, Inputs
 from latte_convert.kernels.base import Kernel, attend
 from latte_convert.measuring.agreement import Agreement
 from latte_convert.progress import Progress, silent
@@ -78,8 +76,7 @@ class _Watch:
 
 
 def measure(
-    model: nn.Module,
-    adapter: Adapter,
+    host: Host,
     sites: Sequence[AttentionSite],
     kernels: Mapping[str, Kernel],
     feed: Feed,
@@ -90,8 +87,7 @@ def measure(
     """Run original and hybrid side by side, one sample at a time.
 
     Args:
-        model: The original model; left as it was.
-        adapter: The adapter of its library.
+        host: The original; left as it was.
         sites: All routable sites, converted or not; their shapes are recorded.
         kernels: The kernels of the converted sites.
         feed: Held-out inputs.
@@ -103,21 +99,21 @@ def measure(
     """
     result = Fidelity()
     watches = {site.name: _Watch(kernels.get(site.name)) for site in sites}
-    blocks = list(dict.fromkeys(enclosing_block(model, site.name) for site in sites))
+    blocks = list(dict.fromkeys(host.block(site.name) for site in sites))
     result.blocks = {block: Agreement() for block in blocks}
     calls = dict.fromkeys(kernels, 0)
     original_ms: list[float] = []
     hybrid_ms: list[float] = []
     advance = progress("Measuring on held-out samples", len(feed))
     for inputs in feed:
-        with outputs_of(model, blocks) as outputs:
-            with routed(model, adapter, watches):
-                output = run(model, inputs)
+        with host.outputs_of(blocks) as outputs:
+            with host.watch(watches):
+                output = host.run(inputs)
             prefix = max((watch.prefix for watch in watches.values()), default=0)
             original = dict(named_outputs(output, prefix))
             seen = dict(outputs)
-            with apply(model, adapter, kernels, min_tokens=min_tokens) as applied:
-                hybrid = dict(named_outputs(run(model, inputs), prefix))
+            with host.convert(kernels, min_tokens=min_tokens) as applied:
+                hybrid = dict(named_outputs(host.run(inputs), prefix))
                 for name, handler in applied.handlers.items():
                     calls[name] += handler.calls
             for block, tensor in seen.items():
@@ -127,9 +123,9 @@ def measure(
         for name, tensor in original.items():
             full = place + name
             result.outputs.setdefault(full, Agreement()).add(tensor, hybrid[name])
-        original_ms.append(_milliseconds(model, inputs))
-        with apply(model, adapter, kernels, min_tokens=min_tokens):
-            hybrid_ms.append(_milliseconds(model, inputs))
+        original_ms.append(_milliseconds(host, inputs))
+        with host.convert(kernels, min_tokens=min_tokens):
+            hybrid_ms.append(_milliseconds(host, inputs))
         advance()
     require_calls(calls)
     result.sites = {name: watches[name].agreement for name in kernels}
@@ -138,20 +134,18 @@ def measure(
     return result
 
 
-def speedup(
-    model: nn.Module, adapter: Adapter, kernels: Mapping[str, Kernel], feed: Feed, *, min_tokens: int = 0, runs: int = 3
-) -> float:
+def speedup(host: Host, kernels: Mapping[str, Kernel], feed: Feed, *, min_tokens: int = 0, runs: int = 3) -> float:
     """How many times faster the hybrid is, end to end: the ratio of the shortest of some runs, taken in turns."""
     ratios = []
     for inputs in feed:
-        run(model, inputs)
-        with apply(model, adapter, kernels, min_tokens=min_tokens):
-            run(model, inputs)
+        host.run(inputs)
+        with host.convert(kernels, min_tokens=min_tokens):
+            host.run(inputs)
         original, hybrid = [], []
         for _ in range(runs):
-            original.append(_milliseconds(model, inputs))
-            with apply(model, adapter, kernels, min_tokens=min_tokens):
-                hybrid.append(_milliseconds(model, inputs))
+            original.append(_milliseconds(host, inputs))
+            with host.convert(kernels, min_tokens=min_tokens):
+                hybrid.append(_milliseconds(host, inputs))
         ratios.append(min(original) / min(hybrid))
     return statistics.median(ratios)
 
@@ -185,11 +179,11 @@ def named_outputs(output: Any, prefix: int = 0) -> Iterator[tuple[str, Tensor]]:
             yield f"{name}.patches", value[:, prefix:]
 
 
-def _milliseconds(model: nn.Module, inputs: Inputs) -> float:
+def _milliseconds(host: Host, inputs: Inputs) -> float:
     """Wall time of a second, undisturbed run: the first one has warmed every cache."""
     _synchronize()
     start = time.perf_counter()
-    run(model, inputs)
+    host.run(inputs)
     _synchronize()
     return (time.perf_counter() - start) * 1000
 

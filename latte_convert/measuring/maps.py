@@ -14,15 +14,60 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 from torch.nn import functional as F
 
-from latte_convert.adapters.capture import routed
-from latte_convert.attention import Adapter, AttentionCall
-from latte_convert.data.feed import Inputs, run
+from latte_convert.adapters.host import Host
+from latte_convert.attention import AttentionCall
+from latte_convert.data.feed import Inputs
 from latte_convert.kernels.base import Kernel, attend
 from latte_convert.measuring.stripes import KEY_STRIPE, QUERY_STRIPE
-from latte_convert.report.schema import AttentionMap, HeadShares, Heatmap
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Heatmap(_Model):
+    """An attention matrix of one head, summed over blocks of keys and averaged over blocks of queries."""
+
+    levels: str = Field(
+        description="Base64 of one byte per cell, row by row: the share of the queries' attention that goes to the "
+        "keys of the cell is peak * (byte / 255)^2."
+    )
+    peak: float = Field(description="The share that byte 255 stands for; equal for both maps of a head.")
+    columns: list[int] = Field(description="Cells of the column stripes: keys that queries in general attend to.")
+    rows: list[int] = Field(description="Cells of the row stripes: queries that attend to at least half of the keys.")
+
+
+class HeadShares(_Model):
+    """Stripes of a head in its maps, and how far the maps are apart."""
+
+    exact_columns: float = Field(description="Share of the attention mass in the column stripes, exact attention.")
+    exact_rows: float = Field(description="Share of the attention mass in the row stripes, exact attention.")
+    converted_columns: float = Field(description="The same of the kernel's attention.")
+    converted_rows: float = Field(description="The same of the kernel's attention.")
+    moved: float = Field(description="Share of the attention that goes to other cells than before, 0 to 1.")
+
+
+class AttentionMap(_Model):
+    """What a converted site attends to on one held-out sample, by softmax and by its kernel.
+
+    It holds attention only, nothing of the sample.
+    """
+
+    site: str
+    kernel: str
+    queries: int = Field(description="Number of query tokens, before they were put into cells.")
+    keys: int = Field(description="Number of key tokens.")
+    prefix: int = Field(description="Leading tokens (CLS, registers) with a cell of their own.")
+    shape: tuple[int, int] = Field(description="Cells: rows (queries) and columns (keys).")
+    heads: list[HeadShares]
+    head: int = Field(description="The head that is drawn: the one that moved most.")
+    exact: Heatmap
+    converted: Heatmap
+
 
 CELLS = 64
 """Rows and columns of a map, at most."""
@@ -64,8 +109,7 @@ class _Cells:
 
 @torch.no_grad()
 def attention_maps(
-    model: nn.Module,
-    adapter: Adapter,
+    host: Host,
     kernels: Mapping[str, Kernel],
     inputs: Inputs,
     *,
@@ -75,8 +119,7 @@ def attention_maps(
     """Maps of a few converted sites on one sample, on the original's inputs of these sites.
 
     Args:
-        model: The original model; left as it was.
-        adapter: The adapter of its library.
+        host: The original; left as it was.
         kernels: The kernels of the converted sites, in order of the module tree.
         inputs: One call of the model; of a batch, the first sample counts.
         min_tokens: As in the plan: a site with fewer keys runs exact attention, and has no map.
@@ -94,8 +137,8 @@ def attention_maps(
         if converts(call):
             reached.add(name)
 
-    with routed(model, adapter, {name: partial(note, name) for name in kernels}):
-        run(model, inputs)
+    with host.watch({name: partial(note, name) for name in kernels}):
+        host.run(inputs)
     names = [name for name in kernels if name in reached]
     last = len(names) - 1
     chosen = dict.fromkeys(names[round(last * i / max(sites - 1, 1))] for i in range(sites) if names)
@@ -105,8 +148,8 @@ def attention_maps(
         if name not in found and converts(call):
             found[name] = _map(name, kernels[name], call.sample(0))
 
-    with routed(model, adapter, {name: partial(draw, name) for name in chosen}):
-        run(model, inputs)
+    with host.watch({name: partial(draw, name) for name in chosen}):
+        host.run(inputs)
     return [found[name] for name in chosen]
 
 

@@ -24,12 +24,12 @@ from math import isfinite
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from latte_convert.adapters.capture import routed
-from latte_convert.attention import Adapter, AttentionCall, AttentionSite
-from latte_convert.data.feed import Feed, Inputs, JoinedFeed, run
+from latte_convert.adapters.host import Host
+from latte_convert.attention import AttentionCall, AttentionSite
+from latte_convert.data.feed import Feed, Inputs, JoinedFeed
 from latte_convert.progress import Progress, silent
 
 Part = Literal["strength", "column_strength", "row_strength"]
@@ -112,8 +112,7 @@ class Stripes:
 
 @torch.no_grad()
 def stripe_analysis(
-    model: nn.Module,
-    adapter: Adapter,
+    host: Host,
     sites: Sequence[AttentionSite],
     feed: Feed,
     *,
@@ -127,8 +126,7 @@ def stripe_analysis(
     that see no key take no part.
 
     Args:
-        model: The original model; left as it was.
-        adapter: The adapter of its library.
+        host: The original; left as it was.
         sites: The sites to look at.
         feed: Calibration inputs.
         samples: How many of them, at most; of a joined feed, that many for each tower.
@@ -142,9 +140,9 @@ def stripe_analysis(
     watches = {site.name: _Watch() for site in sites}
     feeds = feed.feeds if isinstance(feed, JoinedFeed) else [feed]
     advance = progress("Looking for stripes", sum(min(samples, len(each)) for each in feeds))
-    with routed(model, adapter, {name: partial(_watch, watch) for name, watch in watches.items()}):
+    with host.watch({name: partial(_watch, watch) for name, watch in watches.items()}):
         for inputs in _first(feeds, samples):
-            run(model, inputs)
+            host.run(inputs)
             advance()
     return {name: watch.stripes(top) for name, watch in watches.items() if watch.calls}
 

@@ -1,25 +1,28 @@
-"""From a finished job to its report."""
+"""From what the stages of a conversion found to its report."""
 
 from __future__ import annotations
 
 import datetime
-import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
 from latte_convert.attention import AttentionSite
 from latte_convert.calibration.candidates import label
+from latte_convert.calibration.fitted import Fitted
+from latte_convert.data.samples import fingerprint
 from latte_convert.environment import library_versions, peak_memory_bytes, tool_version
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.exact import ExactKernel
 from latte_convert.kernels.softmax import softmax_flops
 from latte_convert.measuring.agreement import Agreement
+from latte_convert.measuring.fidelity import Fidelity
 from latte_convert.measuring.flops import attention_flops
-from latte_convert.measuring.stripes import correlation
+from latte_convert.measuring.maps import AttentionMap
+from latte_convert.measuring.stripes import Stripes, correlation
 from latte_convert.report.schema import (
     AgreementReport,
     CalibrationReport,
@@ -35,55 +38,90 @@ from latte_convert.report.schema import (
     SourceReport,
     StripesReport,
 )
+from latte_convert.selection.budget import Point
+from latte_convert.selection.choice import Choice, kernels_of
+from latte_convert.task import Task
 from latte_convert.wording import some
 
-if TYPE_CHECKING:
-    from latte_convert.data.samples import SampleSet
-    from latte_convert.measuring.fidelity import Fidelity
-    from latte_convert.opening import Job
-    from latte_convert.selection.budget import Point
+
+@dataclass(frozen=True)
+class Findings:
+    """What the stages of a conversion found.
+
+    Attributes:
+        fitted: The kernels of each site.
+        choice: What becomes of each site.
+        fidelity: Agreement on held-out samples; None where nothing was converted to be measured.
+        maps: Attention maps of a few converted sites.
+        stripes: Stripes of the exact attention, by site, where they were asked for.
+        seconds: Wall time of each stage.
+    """
+
+    fitted: Fitted
+    choice: Choice
+    fidelity: Fidelity | None = None
+    maps: tuple[AttentionMap, ...] = ()
+    stripes: Mapping[str, Stripes] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
-def build_report(job: Job) -> Report:
-    """Put together what a job has measured."""
-    converted = [site.name for site in job.plan.converted] if job.plan else []
+def build_report(task: Task, found: Findings) -> Report:
+    """Put together what a conversion has measured."""
+    choice = found.choice
+    converted = [site.name for site in choice.plan.converted]
     return Report(
         tool_version=tool_version(),
         library_versions=library_versions(),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        source=_source(job),
-        recipe=job.recipe.model_dump(mode="json"),
-        calibration=_calibration(job),
-        sites=[_site(job, site, site.name in converted) for site in job.sites],
+        source=_source(task),
+        recipe=task.recipe.model_dump(mode="json"),
+        calibration=_calibration(task),
+        sites=[_site(found, site, site.name in converted) for site in found.fitted.sites],
         converted=converted,
-        fidelity=_fidelity(job.fidelity, len(job.holdout)) if job.fidelity else None,
-        cost=_cost(job, job.fidelity, set(converted)) if job.fidelity else None,
-        frontier=[_frontier_point(job, point, chosen) for point, chosen in job.frontier] or None,
-        maps=job.maps or None,
-        stripes=_stripes(job) if job.stripes else None,
-        warnings=[*job.warnings, *_no_saving(job)],
+        fidelity=_fidelity(found.fidelity, len(task.holdout)) if found.fidelity else None,
+        cost=_cost(task, found, found.fidelity) if found.fidelity else None,
+        frontier=[_frontier_point(task, found, point) for point in choice.frontier] or None,
+        maps=list(found.maps) or None,
+        stripes=_stripes(found) if found.stripes else None,
+        warnings=list(_warnings(task, found)),
     )
 
 
-def _no_saving(job: Job) -> list[str]:
+def _warnings(task: Task, found: Findings) -> Iterator[str]:
+    """What a reader should know before trusting the figures."""
+    if task.unexpected_keys and task.source is not None:
+        yield (
+            f"{len(task.unexpected_keys)} tensors of the checkpoint have no place in {task.source.model_class} "
+            f"({some(task.unexpected_keys)}); they are kept in the artifact."
+        )
+    broken = [name for name, score in found.choice.scores.items() if score.value == float("inf")]
+    if broken:
+        yield f"{len(broken)} sites are not finite when linear and were not chosen: {some(broken)}."
+    if not found.choice.plan.converted:
+        yield (
+            "nothing was converted: exact attention is all that the recipe's budget asks for or allows. Set ratio or "
+            "k, or a lower max_flops or min_fidelity."
+        )
+    if found.fidelity is not None:
+        yield from _no_saving(task, found, found.fidelity)
+
+
+def _no_saving(task: Task, found: Findings, fidelity: Fidelity) -> Iterator[str]:
     """A warning where held-out samples are so short that the fidelity of converted sites comes cheap."""
-    if job.plan is None or job.fidelity is None:
-        return []
-    kernels = job.kernels(job.plan.converted)
-    shapes = {name: shape for name, shape in job.fidelity.shapes.items() if name in kernels}
+    kernels = found.choice.kernels
+    shapes = {name: shape for name, shape in fidelity.shapes.items() if name in kernels}
     idle = [
         name
         for name, shape in shapes.items()
-        if shape.keys < job.recipe.min_tokens or kernels[name].flops(shape) >= softmax_flops(shape)
+        if shape.keys < task.recipe.min_tokens or kernels[name].flops(shape) >= softmax_flops(shape)
     ]
-    if not idle:
-        return []
-    longest = max(shapes[name].keys for name in idle)
-    return [
-        f"{len(idle)} of {len(shapes)} converted sites need no fewer FLOPs than softmax at the length of these samples "
-        f"({longest} keys at most): {some(idle)}. Their fidelity says nothing "
-        "of longer inputs: calibrate on samples as long as those you deploy on."
-    ]
+    if idle:
+        longest = max(shapes[name].keys for name in idle)
+        yield (
+            f"{len(idle)} of {len(shapes)} converted sites need no fewer FLOPs than softmax at the length of these "
+            f"samples ({longest} keys at most): {some(idle)}. Their fidelity says nothing of longer inputs: calibrate "
+            "on samples as long as those you deploy on."
+        )
 
 
 def _finite(value: float | None) -> float | None:
@@ -91,43 +129,36 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _source(job: Job) -> SourceReport:
+def _source(task: Task) -> SourceReport:
     from latte_convert.artifact.files import sha256_file
 
-    cls = type(job.model)
-    source = job.source
+    source = task.source
     return SourceReport(
         id=source.id if source else "in memory",
         revision=source.revision if source else None,
-        library=job.adapter.name,
-        model_class=cls.__name__,
+        library=task.host.adapter.name,
+        model_class=type(task.host.model).__name__,
         sha256={path.name: sha256_file(path) for path in source.weights} if source else {},
     )
 
 
-def _calibration(job: Job) -> CalibrationReport:
-    samples = job.samples
+def _calibration(task: Task) -> CalibrationReport:
+    samples = task.samples
     return CalibrationReport(
         source=", ".join(s.source for s in samples) or "ready batches",
         modality=", ".join(s.modality for s in samples) or "tensors",
-        requested=sum(s.requested for s in samples) or len(job.fitting) + len(job.holdout),
-        used=len(job.fitting),
-        held_out=len(job.holdout),
-        truncated=len(set().union(*(processor.truncated for processor in job.processors))),
+        requested=sum(s.requested for s in samples) or len(task.fitting) + len(task.holdout),
+        used=len(task.fitting),
+        held_out=len(task.holdout),
+        truncated=len(set().union(*(processor.truncated for processor in task.processors))),
         skipped=[{"id": skip.id, "reason": skip.reason} for s in samples for skip in s.skipped],
-        fingerprint=_fingerprint(samples),
+        fingerprint=fingerprint(samples),
     )
 
 
-def _fingerprint(samples: Sequence[SampleSet]) -> str:
-    """That of the one sample set, or the hash of several."""
-    prints = [s.fingerprint() for s in samples]
-    return prints[0] if len(prints) == 1 else hashlib.sha256("".join(prints).encode()).hexdigest() if prints else ""
-
-
-def _site(job: Job, site: AttentionSite, converted: bool) -> SiteReport:
-    score, fit = job.scores.get(site.name), job.fits.get(site.name)
-    heldout = job.fidelity.sites.get(site.name) if job.fidelity else None
+def _site(found: Findings, site: AttentionSite, converted: bool) -> SiteReport:
+    score, fit = found.choice.scores.get(site.name), found.choice.fits.get(site.name)
+    heldout = found.fidelity.sites.get(site.name) if found.fidelity else None
     return SiteReport(
         name=site.name,
         tower=site.tower,
@@ -172,19 +203,19 @@ def _fidelity(fidelity: Fidelity, samples: int) -> FidelityReport:
     )
 
 
-def _frontier_point(job: Job, point: Point, chosen: bool) -> FrontierPoint:
-    kernels = [job.fitted[site][index].kernel for site, index in point.kernels.items()]
+def _frontier_point(task: Task, found: Findings, point: Point) -> FrontierPoint:
+    kernels = kernels_of(found.fitted, point).values()
     return FrontierPoint(
         converted=len(point.kernels),
-        kernels=dict(Counter(label(kernel, job.candidates) for kernel in kernels if kernel is not None)),
+        kernels=dict(Counter(label(kernel, task.candidates) for kernel in kernels)),
         flops_share=point.flops,
         predicted_error=_finite(point.error),
         cosine=_finite(point.cosine),
-        chosen=chosen,
+        chosen=point is found.choice.chosen,
     )
 
 
-def _stripes(job: Job) -> StripesReport:
+def _stripes(found: Findings) -> StripesReport:
     sites = {
         name: [
             HeadStripes(
@@ -195,36 +226,37 @@ def _stripes(job: Job) -> StripesReport:
             )
             for head in each.heads
         ]
-        for name, each in job.stripes.items()
+        for name, each in found.stripes.items()
     }
-    scores = {name: score.value for name, score in job.scores.items()}
-    return StripesReport(sites=sites, correlation=correlation(job.stripes, scores))
+    scores = {name: score.value for name, score in found.choice.scores.items()}
+    return StripesReport(sites=sites, correlation=correlation(found.stripes, scores))
 
 
-def _cost(job: Job, fidelity: Fidelity, converted: set[str]) -> CostReport:
+def _cost(task: Task, found: Findings, fidelity: Fidelity) -> CostReport:
+    kernels = found.choice.kernels
     sums = {"true": [0.0, 0.0], "paper": [0.0, 0.0]}
-    for site in job.sites:
+    for site in found.fitted.sites:
         if site.name not in fidelity.shapes:
             continue
         shape = fidelity.shapes[site.name]
         exact = ExactKernel(site.heads, site.head_dim)
-        kernel = job.fits[site.name].kernel if site.name in converted else None
-        linear = kernel is not None and shape.keys >= job.recipe.min_tokens
-        for column, used in enumerate((exact, kernel if linear and kernel else exact)):
-            flops = attention_flops(used, shape)
+        used = kernels.get(site.name, exact) if shape.keys >= task.recipe.min_tokens else exact
+        for column, kernel in enumerate((exact, used)):
+            flops = attention_flops(kernel, shape)
             sums["true"][column] += flops.true
             sums["paper"][column] += flops.paper
-    added = sum(p.numel() for k in job.kernels(job.plan.converted if job.plan else ()).values() for p in k.parameters())
-    ours = {id(p) for k in job.kernels(job.eligible).values() for p in k.parameters()}
+    model = task.host.model
+    added = sum(parameter.numel() for kernel in kernels.values() for parameter in kernel.parameters())
+    ours = {id(parameter) for kernel in kernels.values() for parameter in kernel.parameters()}
     return CostReport(
-        parameters=sum(p.numel() for p in job.model.parameters() if id(p) not in ours),
+        parameters=sum(p.numel() for p in model.parameters() if id(p) not in ours),
         parameters_added=added,
         tokens={name: float(shape.keys) for name, shape in fidelity.shapes.items()},
         flops=FlopsReport(original=sums["true"][0], hybrid=sums["true"][1]),
         flops_paper=FlopsReport(original=sums["paper"][0], hybrid=sums["paper"][1]),
         forward_ms={"original": fidelity.original_ms, "hybrid": fidelity.hybrid_ms},
-        seconds=job.seconds,
+        seconds=dict(found.seconds),
         peak_memory_bytes=peak_memory_bytes(),
-        device=str(next(job.model.parameters()).device),
+        device=str(next(model.parameters()).device),
         threads=torch.get_num_threads(),
     )

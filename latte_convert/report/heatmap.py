@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import io
 
+from latte_convert.measuring.maps import AttentionMap, Heatmap
 from latte_convert.report.palette import RAMP
-from latte_convert.report.schema import AttentionMap, Heatmap
 
 
 def heatmap_uri(map_: AttentionMap, heatmap: Heatmap) -> str:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from latte_convert.errors import OutputError, UsageError
+from latte_convert.measuring.maps import AttentionMap
 from latte_convert.report.charts import Bars, Chart, block_chart, blocks, frontier_chart, sensitivity_bars
 from latte_convert.report.curves import MEASURES, bench_chart
 from latte_convert.report.html import plans, template
 from latte_convert.report.palette import LIGHT
-from latte_convert.report.schema import AttentionMap, Report
+from latte_convert.report.schema import Report
 
 CURVES = ("speed", "attention-speed", "memory", "attention-memory")
 """Names of the files of ``MEASURES``."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
-from latte_convert.artifact.files import write_json
+from latte_convert.artifact.files import write_document, write_file, write_json
 from latte_convert.artifact.manifest import read_manifest
 from latte_convert.bench.result import BenchReport
 from latte_convert.errors import InputError, OutputError
 from latte_convert.evaluation.result import EvalReport
-from latte_convert.names import MANIFEST
+from latte_convert.names import MANIFEST, REPORT
 from latte_convert.report.html import write_html
 from latte_convert.report.read import read
 from latte_convert.report.schema import Report
@@ -79,40 +76,12 @@ def write_report(report: Report, path: Path) -> None:
         OutputError: The file cannot be written.
     """
     if path.suffix == ".html":
-        _write(path, lambda temporary: write_html(report, temporary))
+        write_file(path, lambda temporary: write_html(report, temporary))
     else:
         write_document(report.model_dump(mode="json"), path)
 
 
-def write_document(content: Any, path: Path) -> None:
-    """Write a JSON document, whole or not at all.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-    _write(path, lambda temporary: write_json(temporary, content))
-
-
-def write_text(text: str, path: Path) -> None:
-    """Write a page as UTF-8, whole or not at all.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-    _write(path, lambda temporary: temporary.write_bytes(text.encode()))
-
-
-def _write(path: Path, fill: Callable[[Path], object]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        temporary = Path(name)
-        try:
-            fill(temporary)
-            temporary.chmod(path.stat().st_mode if path.exists() else 0o644)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(f"{path} was not written: {error.strerror or error}.") from error
+def write_reports(report: Report, directory: Path) -> None:
+    """Write a report into an artifact that is being made, for machines and for people."""
+    write_json(directory / REPORT, report.model_dump(mode="json"))
+    write_html(report, directory / "report.html")

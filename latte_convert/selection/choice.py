@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from latte_convert.calibration.candidates import label
+from latte_convert.calibration.fit import Fit
+from latte_convert.calibration.fitted import Fitted
 from latte_convert.data.feed import FirstOf
 from latte_convert.kernels.base import Kernel
 from latte_convert.measuring.fidelity import speedup
-from latte_convert.opening import Job
 from latte_convert.progress import Progress, silent
 from latte_convert.selection.budget import Point, SiteCost, choose, frontier, most_robust, spaced, that_save
 from latte_convert.selection.costs import site_costs
 from latte_convert.selection.greedy import greedy_order, path
 from latte_convert.selection.isolated import isolated_scores
+from latte_convert.selection.plan import Plan
 from latte_convert.selection.policy import count, plan
 from latte_convert.selection.scores import Score, paper_scores
-from latte_convert.selection.trials import Candidates, try_plans
+from latte_convert.selection.trials import try_plans
+from latte_convert.task import Task
 
 COSTED_ON = 8
 """Calibration samples whose attention calls are counted."""
@@ -28,79 +31,94 @@ SHOWN = 6
 SHOWN_ON = 4
 """Calibration samples that they are measured on."""
 
+Scores = Mapping[str, Sequence[Score]]
+"""The score of each kernel of each eligible site, by site."""
 
-def choose_plan(job: Job, candidates: Candidates, progress: Progress = silent) -> None:
-    """Score every site with every candidate and pick a plan; fills in ``scores``, ``plan``, ``frontier`` and ``fits``.
 
-    Args:
-        job: A job whose candidates are fitted.
-        candidates: The fitted kernels of each eligible site, from the cheapest to the dearest.
-        progress: Told of every step.
+@dataclass(frozen=True)
+class Choice:
+    """What becomes of every site.
 
-    Raises:
-        RecipeError: The recipe asks for more sites than there are.
-        GateError: No plan meets the budget.
+    Attributes:
+        plan: What becomes what.
+        fits: The fit that each eligible site gets, or would get.
+        scores: The score of that fit.
+        frontier: Plans that were weighed, from the most faithful to the cheapest.
+        chosen: The one of them that the plan is.
     """
-    with job.timed("score"):
-        scores = _scores(job, candidates, progress)
-    with job.timed("select"):
-        costs = site_costs(
-            job.model, job.adapter, candidates, FirstOf(job.fitting, COSTED_ON), min_tokens=job.recipe.min_tokens
-        )
-        errors = {site: [score.value for score in each] for site, each in scores.items()}
-        if job.recipe.max_flops is not None or job.recipe.target_speedup is not None:
-            errors = that_save(errors, costs)
-        points, eligible = _weighed(job, candidates, errors, costs, progress)
-        point = _pick(job, candidates, eligible)
-        job.frontier = _measured(job, candidates, points, point)
-    chosen = {site: point.kernels.get(site, _best(each)) for site, each in scores.items()}
-    job.scores = {site: each[chosen[site]] for site, each in scores.items()}
-    job.fits = {site: job.fitted[site][index] for site, index in chosen.items()}
-    job.plan = plan(
-        job.sites, {site: candidates[site][index].name for site, index in point.kernels.items()}, job.recipe
-    )
+
+    plan: Plan
+    fits: Mapping[str, Fit]
+    scores: Mapping[str, Score]
+    frontier: tuple[Point, ...]
+    chosen: Point
+
+    @property
+    def kernels(self) -> dict[str, Kernel]:
+        """The kernel of each site to convert, in order of the module tree."""
+        kernels = {site.name: self.fits[site.name].kernel for site in self.plan.converted}
+        return {name: kernel for name, kernel in kernels.items() if kernel is not None}
 
 
-def kernels_of(candidates: Candidates, point: Point) -> dict[str, Kernel]:
-    """The kernels that a plan gives its sites."""
-    return {site: candidates[site][index] for site, index in point.kernels.items()}
-
-
-def _scores(job: Job, candidates: Candidates, progress: Progress) -> dict[str, list[Score]]:
-    recipe = job.recipe
+def score_sites(task: Task, fitted: Fitted, progress: Progress = silent) -> Scores:
+    """How much each kernel of each site changes the model, by the recipe's scorer; low is robust."""
+    recipe = task.recipe
     if recipe.scorer == "paper":
-        kernels = {site: each[0] for site, each in candidates.items()}
         scores = paper_scores(
-            job.model,
-            job.adapter,
-            job.eligible,
-            kernels,
-            job.fitting,
+            task.host,
+            fitted.eligible,
+            {site: each[0] for site, each in fitted.kernels.items()},
+            task.fitting,
             mse_weight=recipe.mse_weight,
             progress=progress,
         )
         return {site: [score] for site, score in scores.items()}
     return isolated_scores(
-        job.model,
-        job.adapter,
-        job.eligible,
-        candidates,
-        job.fitting,
-        min_tokens=recipe.min_tokens,
-        progress=progress,
+        task.host, fitted.eligible, fitted.kernels, task.fitting, min_tokens=recipe.min_tokens, progress=progress
     )
 
 
+def choose_plan(task: Task, fitted: Fitted, scores: Scores, progress: Progress = silent) -> Choice:
+    """Pick the plan that keeps the recipe's budget and loses least.
+
+    Raises:
+        RecipeError: The recipe asks for more sites than there are.
+        GateError: No plan meets the budget.
+    """
+    recipe, kernels = task.recipe, fitted.kernels
+    costs = site_costs(task.host, kernels, FirstOf(task.fitting, COSTED_ON), min_tokens=recipe.min_tokens)
+    errors = {site: [score.value for score in each] for site, each in scores.items()}
+    if recipe.max_flops is not None or recipe.target_speedup is not None:
+        errors = that_save(errors, costs)
+    points, eligible = _weighed(task, fitted, errors, costs, progress)
+    point = _pick(task, fitted, eligible)
+    best = {site: point.kernels.get(site, _best(each)) for site, each in scores.items()}
+    shown = _measured(task, fitted, points, point)
+    return Choice(
+        plan=plan(fitted.sites, {site: kernels[site][index].name for site, index in point.kernels.items()}, recipe),
+        fits={site: fitted.fits[site][index] for site, index in best.items()},
+        scores={site: scores[site][index] for site, index in best.items()},
+        frontier=shown,
+        chosen=next(each for each in shown if each.kernels == point.kernels),
+    )
+
+
+def kernels_of(fitted: Fitted, point: Point) -> dict[str, Kernel]:
+    """The kernels that a plan gives its sites."""
+    kernels = fitted.kernels
+    return {site: kernels[site][index] for site, index in point.kernels.items()}
+
+
 def _weighed(
-    job: Job,
-    candidates: Candidates,
+    task: Task,
+    fitted: Fitted,
     errors: Mapping[str, Sequence[float]],
     costs: Mapping[str, SiteCost],
     progress: Progress,
-) -> tuple[list[Point], list[Point]]:
+) -> tuple[Sequence[Point], Sequence[Point]]:
     """Plans from the most faithful to the cheapest: all, and those that have the recipe's number of sites."""
-    recipe = job.recipe
-    wanted = count(job.sites, recipe)
+    recipe = task.recipe
+    wanted = count(fitted.sites, recipe)
     if recipe.scorer != "greedy":
         points = frontier(errors, costs)
         if wanted is None:
@@ -109,13 +127,12 @@ def _weighed(
         real = {site for site, cost in costs.items() if any(flops != cost.exact for flops in cost.kernels)}
         first = real if recipe.scorer == "isolated" else ()
         return points, frontier(errors, costs, convert=most_robust(errors, wanted, first))
-    several = any(len(each) > 1 for each in candidates.values())
+    several = any(len(each) > 1 for each in fitted.fits.values())
     steps = greedy_order(
-        job.model,
-        job.adapter,
-        candidates,
+        task.host,
+        fitted.kernels,
         errors,
-        job.fitting,
+        task.fitting,
         costs=costs if several or wanted is None else None,
         min_tokens=recipe.min_tokens,
         enough=lambda taken: wanted is not None and len({step.site for step in taken}) >= wanted,
@@ -127,42 +144,40 @@ def _weighed(
     return points, [point for point in points if len(point.kernels) == wanted] or points[-1:]
 
 
-def _pick(job: Job, candidates: Candidates, points: Sequence[Point]) -> Point:
-    recipe = job.recipe
-    if len(points) == 1 and count(job.sites, recipe) is not None:
+def _pick(task: Task, fitted: Fitted, points: Sequence[Point]) -> Point:
+    recipe = task.recipe
+    if len(points) == 1 and count(fitted.sites, recipe) is not None:
         return points[0]  # nothing to choose: min_fidelity is a gate on the held-out samples
     least = recipe.min_fidelity
     if least is not None:  # what is held out mostly loses a little more than what a plan was chosen on
         least = 1 - MARGIN * (1 - least)
+    first = FirstOf(task.fitting, 1)
     return choose(
         points,
-        measure=lambda point: _fidelities(job, candidates, [point], len(job.fitting))[0],
-        speedup=lambda point: speedup(
-            job.model, job.adapter, kernels_of(candidates, point), FirstOf(job.fitting, 1), min_tokens=recipe.min_tokens
-        ),
+        measure=lambda point: _fidelities(task, fitted, [point], len(task.fitting))[0],
+        speedup=lambda point: speedup(task.host, kernels_of(fitted, point), first, min_tokens=recipe.min_tokens),
         max_flops=recipe.max_flops,
         target_speedup=recipe.target_speedup,
         min_fidelity=least,
-        label=lambda site, index: label(candidates[site][index], job.candidates),
+        label=lambda site, index: label(fitted.kernels[site][index], task.candidates),
     )
 
 
-def _measured(job: Job, candidates: Candidates, points: Sequence[Point], chosen: Point) -> list[tuple[Point, bool]]:
+def _measured(task: Task, fitted: Fitted, points: Sequence[Point], chosen: Point) -> tuple[Point, ...]:
     """Some plans of the frontier with their fidelity, for the report; the chosen one is among them."""
     shown = [point for point in spaced(points, SHOWN) if point.kernels and point.kernels != chosen.kernels] + [chosen]
     shown.sort(key=lambda point: -point.flops)
-    cosines = _fidelities(job, candidates, shown, SHOWN_ON)
-    return [(replace(point, cosine=cosine), point is chosen) for point, cosine in zip(shown, cosines, strict=True)]
+    cosines = _fidelities(task, fitted, shown, SHOWN_ON)
+    return tuple(replace(point, cosine=cosine) for point, cosine in zip(shown, cosines, strict=True))
 
 
-def _fidelities(job: Job, candidates: Candidates, points: Sequence[Point], samples: int) -> list[float]:
+def _fidelities(task: Task, fitted: Fitted, points: Sequence[Point], samples: int) -> list[float]:
     """Cosine of the final output of plans on some calibration samples."""
     drifts = try_plans(
-        job.model,
-        job.adapter,
-        [kernels_of(candidates, point) for point in points],
-        FirstOf(job.fitting, samples),
-        min_tokens=job.recipe.min_tokens,
+        task.host,
+        [kernels_of(fitted, point) for point in points],
+        FirstOf(task.fitting, samples),
+        min_tokens=task.recipe.min_tokens,
     )
     return [drift.worst.cosine for drift in drifts]
 

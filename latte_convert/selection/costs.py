@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from latte_convert.adapters.capture import routed
-from latte_convert.attention import Adapter, AttentionCall, CallShape
-from latte_convert.data.feed import Feed, run
+from latte_convert.adapters.host import Host
+from latte_convert.attention import AttentionCall, CallShape
+from latte_convert.data.feed import Feed
 from latte_convert.kernels.softmax import softmax_flops
 from latte_convert.selection.budget import SiteCost
 
@@ -28,14 +28,11 @@ class _Shapes:
         return None
 
 
-def site_costs(
-    model: nn.Module, adapter: Adapter, candidates: Candidates, feed: Feed, *, min_tokens: int = 0
-) -> dict[str, SiteCost]:
+def site_costs(host: Host, candidates: Candidates, feed: Feed, *, min_tokens: int = 0) -> dict[str, SiteCost]:
     """Run the original once over the samples and count what attention costs.
 
     Args:
-        model: The original model; left as it was.
-        adapter: The adapter of its library.
+        host: The original; left as it was.
         candidates: The kernels of each site; a site without any counts as exact.
         feed: Calibration inputs.
         min_tokens: With fewer keys than this, a kernel costs what the exact branch does.
@@ -44,9 +41,9 @@ def site_costs(
         The cost of each site, by name, in the order of ``candidates``.
     """
     shapes = {site: _Shapes() for site in candidates}
-    with routed(model, adapter, shapes):
+    with host.watch(shapes):
         for inputs in feed:
-            run(model, inputs)
+            host.run(inputs)
     return {
         site: SiteCost(
             exact=sum(softmax_flops(shape) * count for shape, count in seen.counts.items()),

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import nn
-
-from latte_convert.attention import Adapter
+from latte_convert.adapters.host import Host
 from latte_convert.data.feed import Feed
 from latte_convert.measuring.agreement import Agreement
 from latte_convert.progress import Progress, silent
@@ -84,8 +82,7 @@ class _Moves:
 
 
 def greedy_order(
-    model: nn.Module,
-    adapter: Adapter,
+    host: Host,
     candidates: Candidates,
     errors: Mapping[str, Sequence[float]],
     feed: Feed,
@@ -102,8 +99,7 @@ def greedy_order(
     What a conversion adds mostly grows with what is converted already; where it falls, a move is made late.
 
     Args:
-        model: The original model; left as it was.
-        adapter: The adapter of its library.
+        host: The original; left as it was.
         candidates: The fitted kernels of each site.
         errors: Error of each candidate alone, as ``isolated_scores`` gives it: the first estimates.
         feed: Calibration inputs.
@@ -129,7 +125,7 @@ def greedy_order(
         known: dict[Trial, Drift] = {}
         while moves.added and (best := min(moves.added, key=moves.price)) not in known:
             tried = sorted(moves.added.keys() - known.keys(), key=lambda move: (moves.price(move), move))[:WIDTH]
-            known |= try_each(model, adapter, candidates, tried, feed, base=chosen, min_tokens=min_tokens)
+            known |= try_each(host, candidates, tried, feed, base=chosen, min_tokens=min_tokens)
             moves.measured({move: known[move] for move in tried}, error)
         if not moves.added:
             break

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
-
-from latte_convert.attention import Adapter, AttentionSite
+from latte_convert.adapters.host import Host
+from latte_convert.attention import AttentionSite
 from latte_convert.data.feed import Feed
 from latte_convert.progress import Progress, silent
 from latte_convert.selection.scores import Score
@@ -14,8 +13,7 @@ from latte_convert.selection.trials import Candidates, Trial, try_each
 
 
 def isolated_scores(
-    model: nn.Module,
-    adapter: Adapter,
+    host: Host,
     sites: Sequence[AttentionSite],
     candidates: Candidates,
     feed: Feed,
@@ -30,8 +28,7 @@ def isolated_scores(
     primary one of the model, or of each tower that samples reach.
 
     Args:
-        model: The original model; left as it was.
-        adapter: The adapter of its library.
+        host: The original; left as it was.
         sites: The sites to score.
         candidates: The fitted kernels of each of them.
         feed: Calibration inputs.
@@ -45,7 +42,7 @@ def isolated_scores(
         CheckpointError: A site is never called.
     """
     trials = [Trial(site.name, index) for site in sites for index in range(len(candidates[site.name]))]
-    drifts = try_each(model, adapter, candidates, trials, feed, min_tokens=min_tokens, progress=progress)
+    drifts = try_each(host, candidates, trials, feed, min_tokens=min_tokens, progress=progress)
     scores: dict[str, list[Score]] = {site.name: [] for site in sites}
     for trial in trials:
         drift = drifts[trial]

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import nn
-
-from latte_convert.adapters.capture import outputs_of, require_calls
-from latte_convert.adapters.convert import apply
-from latte_convert.adapters.find import enclosing_block
-from latte_convert.attention import Adapter, AttentionSite
-from latte_convert.data.feed import Feed, run
+from latte_convert.adapters.host import Host, require_calls
+from latte_convert.attention import AttentionSite
+from latte_convert.data.feed import Feed
 from latte_convert.kernels.base import Kernel
 from latte_convert.measuring.agreement import Agreement
 from latte_convert.progress import Progress, silent
@@ -33,8 +29,7 @@ class Score:
 
 
 def paper_scores(
-    model: nn.Module,
-    adapter: Adapter,
+    host: Host,
     sites: Sequence[AttentionSite],
     kernels: Mapping[str, Kernel],
     feed: Feed,
@@ -48,8 +43,7 @@ def paper_scores(
     that site ``l`` sits in. It sees neither what layers do to each other nor the task.
 
     Args:
-        model: The original model; left as it was.
-        adapter: The adapter of its library.
+        host: The original; left as it was.
         sites: The sites to score.
         kernels: The fitted kernel of each of them.
         feed: Calibration inputs.
@@ -59,16 +53,16 @@ def paper_scores(
     Returns:
         The score of each site, by name.
     """
-    blocks = {site.name: enclosing_block(model, site.name) for site in sites}
+    blocks = {site.name: host.block(site.name) for site in sites}
     agreements = {block: Agreement() for block in blocks.values()}
     calls = dict.fromkeys(blocks, 0)
     advance = progress("Scoring", len(feed))
     for inputs in feed:
-        with outputs_of(model, agreements) as outputs:
-            run(model, inputs)
+        with host.outputs_of(agreements) as outputs:
+            host.run(inputs)
             original = dict(outputs)
-            with apply(model, adapter, {name: kernels[name] for name in blocks}) as applied:
-                run(model, inputs)
+            with host.convert({name: kernels[name] for name in blocks}) as applied:
+                host.run(inputs)
                 for name, handler in applied.handlers.items():
                     calls[name] += handler.calls
             for block, output in original.items():

@@ -7,13 +7,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from latte_convert.adapters.capture import require_calls, routed
-from latte_convert.adapters.convert import apply
-from latte_convert.adapters.find import enclosing_block
-from latte_convert.attention import Adapter, AttentionCall
-from latte_convert.data.feed import Feed, Inputs, run
+from latte_convert.adapters.host import Host, require_calls
+from latte_convert.attention import AttentionCall
+from latte_convert.data.feed import Feed, Inputs
 from latte_convert.kernels.base import Kernel
 from latte_convert.measuring.agreement import Agreement
 from latte_convert.measuring.fidelity import named_outputs, primary_output
@@ -127,30 +125,25 @@ def _equals(name: str, primary: str) -> bool:
     return primary == "logits" and name.startswith("pred_")
 
 
-def try_plan(
-    model: nn.Module, adapter: Adapter, kernels: Mapping[str, Kernel], feed: Feed, *, min_tokens: int = 0
-) -> Drift:
+def try_plan(host: Host, kernels: Mapping[str, Kernel], feed: Feed, *, min_tokens: int = 0) -> Drift:
     """What converting sites together does to the final output; the model is left as it was."""
-    return try_plans(model, adapter, [kernels], feed, min_tokens=min_tokens)[0]
+    return try_plans(host, [kernels], feed, min_tokens=min_tokens)[0]
 
 
-def try_plans(
-    model: nn.Module, adapter: Adapter, plans: Sequence[Mapping[str, Kernel]], feed: Feed, *, min_tokens: int = 0
-) -> list[Drift]:
+def try_plans(host: Host, plans: Sequence[Mapping[str, Kernel]], feed: Feed, *, min_tokens: int = 0) -> list[Drift]:
     """``try_plan`` for several plans; the original runs once."""
     spreads: dict[str, Spread] = {}
     drifts = [Drift(spreads=spreads) for _ in plans]
     for inputs in feed:
-        original = _run_original(model, inputs, spreads)
+        original = _run_original(host, inputs, spreads)
         for drift, kernels in zip(drifts, plans, strict=True):
-            with apply(model, adapter, kernels, min_tokens=min_tokens):
-                drift.add(original, final_outputs(run(model, inputs), inputs))
+            with host.convert(kernels, min_tokens=min_tokens):
+                drift.add(original, final_outputs(host.run(inputs), inputs))
     return drifts
 
 
 def try_each(
-    model: nn.Module,
-    adapter: Adapter,
+    host: Host,
     candidates: Candidates,
     trials: Iterable[Trial],
     feed: Feed,
@@ -164,8 +157,7 @@ def try_each(
     A trial costs what the model computes from its block on: the rest is played back from a pass without it.
 
     Args:
-        model: The original model; left as it was.
-        adapter: The adapter of its library.
+        host: The original; left as it was.
         candidates: The fitted kernels of each site.
         trials: The conversions to try, one at a time.
         feed: Calibration inputs.
@@ -181,37 +173,37 @@ def try_each(
     """
     trials = list(trials)
     made = {site: candidates[site][index] for site, index in (base or {}).items()}
-    blocks = {trial.site: enclosing_block(model, trial.site) for trial in trials}
-    replay = Replay(model, blocks.values())
+    blocks = {trial.site: host.block(trial.site) for trial in trials}
+    replay = Replay(host.model, blocks.values())
     spreads: dict[str, Spread] = {}
     drifts = {trial: Drift(spreads=spreads) for trial in trials}
     calls = dict.fromkeys(blocks, 0)
     advance = progress("Trying conversions", len(feed))
     # The routes stay on from the recorded pass to its trials: what adapters note of a pass, such as the size of the map
     # that patches come from, they note in modules that are played back.
-    with routed(model, adapter, dict.fromkeys(blocks, _leave)):
+    with host.watch(dict.fromkeys(blocks, _leave)):
         for inputs in feed:
             with nullcontext() if made else replay.record():
-                original = _run_original(model, inputs, spreads)
+                original = _run_original(host, inputs, spreads)
             if made:
-                with apply(model, adapter, made, min_tokens=min_tokens), replay.record():
-                    run(model, inputs)
+                with host.convert(made, min_tokens=min_tokens), replay.record():
+                    host.run(inputs)
             for trial in trials:
                 block = blocks[trial.site]
                 if not replay.reached(block):
                     continue
                 kernels = {**made, trial.site: candidates[trial.site][trial.kernel]}
-                with apply(model, adapter, kernels, min_tokens=min_tokens) as applied, replay.before(block):
-                    drifts[trial].add(original, final_outputs(run(model, inputs), inputs))
+                with host.convert(kernels, min_tokens=min_tokens) as applied, replay.before(block):
+                    drifts[trial].add(original, final_outputs(host.run(inputs), inputs))
                 calls[trial.site] += applied.handlers[trial.site].calls
             advance()
     require_calls(calls)
     return drifts
 
 
-def _run_original(model: nn.Module, inputs: Inputs, spreads: dict[str, Spread]) -> dict[str, Tensor]:
+def _run_original(host: Host, inputs: Inputs, spreads: dict[str, Spread]) -> dict[str, Tensor]:
     """Final outputs of the original, counted in ``spreads``."""
-    outputs = final_outputs(run(model, inputs), inputs)
+    outputs = final_outputs(host.run(inputs), inputs)
     for name, tensor in outputs.items():
         spreads.setdefault(name, Spread()).add(tensor)
     return outputs

@@ -14,7 +14,6 @@ import torch
 
 from comparison.cases import Case, outputs
 from comparison.kernels import Entry
-from latte_convert.adapters.capture import routed
 from latte_convert.adapters.convert import apply
 from latte_convert.adapters.find import find_adapter
 from latte_convert.attention import Adapter, AttentionCall, AttentionSite, CallShape
@@ -80,7 +79,7 @@ def probe(case: Case) -> Probe:
     ]
     calls: dict[str, AttentionCall] = {}
     handlers = {site.name: partial(calls.__setitem__, site.name) for site in sites}  # leaves the call to the original
-    with routed(case.model, adapter, handlers):
+    with case.host.watch(handlers):
         outputs(case.model, case.holdout[:1])
     return Probe(adapter, sites, calls)
 

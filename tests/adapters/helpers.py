@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.find import find_sites
 from latte_convert.adapters.hf import HFAdapter
+from latte_convert.adapters.host import Host
 from latte_convert.attention import AttentionCall, Handler
 from latte_convert.kernels.exact import ExactKernel
 from latte_convert.kernels.latte.kernel import LatteKernel
@@ -18,7 +18,7 @@ ADAPTER = HFAdapter()
 
 
 def eligible(model: nn.Module) -> list[str]:
-    return [site.name for site in find_sites(model) if site.eligible]
+    return [site.name for site in Host.of(model).sites() if site.eligible]
 
 
 class Exact:
@@ -40,7 +40,7 @@ def exact_handlers(sites: Iterable[str]) -> dict[str, Handler]:
 
 def latte_kernels(model: nn.Module, names: Iterable[str] | None = None) -> dict[str, LatteKernel]:
     """A kernel per site, with parameters that are not the neutral ones."""
-    sites = {site.name: site for site in find_sites(model) if site.eligible}
+    sites = {site.name: site for site in Host.of(model).sites() if site.eligible}
     kernels = {}
     for name in sites if names is None else names:
         kernel = LatteKernel(sites[name].heads, sites[name].head_dim, granularity="head", sigma=True)

@@ -11,9 +11,9 @@ from helpers import ADAPTER, Exact, assert_same, eligible, latte_kernels
 from tiny_models import BY_NAME, build, text
 from torch import Tensor, nn
 
-from latte_convert.adapters.capture import routed
 from latte_convert.adapters.convert import apply
 from latte_convert.adapters.hf import latte_attention_forward
+from latte_convert.adapters.host import Host
 from latte_convert.attention import AttentionCall
 from latte_convert.errors import CheckpointError
 
@@ -22,7 +22,7 @@ SITE = "encoder.layer.0.attention.self"
 
 def _calls(model: nn.Module, site: str, inputs: dict[str, Any]) -> list[AttentionCall]:
     calls: list[AttentionCall] = []
-    with routed(model, ADAPTER, {site: calls.append}), torch.no_grad():
+    with Host(model, ADAPTER).watch({site: calls.append}), torch.no_grad():
         model(**inputs)
     return calls
 
@@ -69,7 +69,7 @@ def test_an_unknown_argument_is_an_obstacle(argument: dict[str, Any], obstacle: 
     model = build("bert", "eager")
     calls: list[AttentionCall] = []
     tokens = torch.randn(1, 4, 5, 8)
-    with routed(model, ADAPTER, {SITE: calls.append}):
+    with Host(model, ADAPTER).watch({SITE: calls.append}):
         latte_attention_forward(model.get_submodule(SITE), tokens, tokens, tokens, None, **argument)
     assert [call.obstacle for call in calls] == [obstacle]
 
@@ -106,7 +106,7 @@ def test_a_bias_is_an_obstacle_in_the_call_too(name: str, site: str, cause: str,
     with torch.no_grad():
         expected = model(**inputs)
         calls: list[AttentionCall] = []
-        with routed(model, ADAPTER, {site: calls.append}):
+        with Host(model, ADAPTER).watch({site: calls.append}):
             assert_same(model(**inputs), expected, tolerance=0)  # left to the original
     assert cause in (calls[0].obstacle or "")
 
@@ -168,7 +168,7 @@ def test_a_call_means_what_the_original_function_computes(
         torch.testing.assert_close(Exact()(call), call.exact(), rtol=1e-5, atol=1e-6)
         return call.exact()
 
-    with routed(model, ADAPTER, {"layers.0.self_attn": attend}):
+    with Host(model, ADAPTER).watch({"layers.0.self_attn": attend}):
         output, _ = latte_attention_forward(module, query, key, value, mask, scaling=0.3)
     assert output.shape == (2, 6, 4, 8)
 
@@ -203,6 +203,6 @@ def test_dropout_in_training_mode() -> None:
 
 def test_a_handler_sees_the_mask_of_every_layer() -> None:
     model, handler = build("bert"), Exact()
-    with routed(model, ADAPTER, dict.fromkeys(eligible(model), handler)), torch.no_grad():
+    with Host(model, ADAPTER).watch(dict.fromkeys(eligible(model), handler)), torch.no_grad():
         model(**text())
     assert handler.calls == 2

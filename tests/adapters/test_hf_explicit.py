@@ -12,9 +12,8 @@ from helpers import ADAPTER, Exact, assert_same, eligible, exact_handlers, latte
 from tiny_models import BY_NAME, build
 from torch import Tensor, nn
 
-from latte_convert.adapters.capture import routed
 from latte_convert.adapters.convert import apply
-from latte_convert.adapters.find import find_sites
+from latte_convert.adapters.host import Host
 from latte_convert.attention import AttentionCall
 from latte_convert.errors import CheckpointError
 
@@ -37,8 +36,8 @@ def _pickled(model: nn.Module) -> nn.Module:
 def test_masks_scale_and_exact_of_a_padded_batch() -> None:
     model = build("table_transformer")
     calls: dict[str, AttentionCall] = {}
-    with routed(
-        model, ADAPTER, {name: lambda call, name=name: calls.update({name: call}) for name in (ENCODER, CROSS)}
+    with Host(model, ADAPTER).watch(
+        {name: lambda call, name=name: calls.update({name: call}) for name in (ENCODER, CROSS)}
     ):
         _run(model)
     for name, scale in ((ENCODER, 8**-0.5), (CROSS, 16**-0.5)):
@@ -65,12 +64,12 @@ def test_true_in_a_boolean_mask_ignores(additive: bool) -> None:
         masks.append(call.mask.tolist())
         return Exact()(call)
 
-    with routed(model, ADAPTER, {CROSS: attend}):
+    with Host(model, ADAPTER).watch({CROSS: attend}):
         actual, weights = module(*arguments)
     assert masks == [[[True] * 5, [True] * 3 + [False] * 2]]
     assert weights is None
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
-    with routed(model, ADAPTER, {CROSS: lambda call: call.exact()}):
+    with Host(model, ADAPTER).watch({CROSS: lambda call: call.exact()}):
         torch.testing.assert_close(module(*arguments)[0], expected, rtol=1e-5, atol=1e-6)
 
 
@@ -80,7 +79,7 @@ def test_a_bias_is_an_obstacle() -> None:
     mask = torch.randn(1, 1, 3, 3)
     module = model.get_submodule(ENCODER)
     expected, _ = module(hidden, mask, hidden)
-    with routed(model, ADAPTER, {ENCODER: calls.append}):
+    with Host(model, ADAPTER).watch({ENCODER: calls.append}):
         assert torch.equal(module(hidden, mask, hidden)[0], expected)
     assert "carries a bias" in calls[0].obstacle
     torch.testing.assert_close(
@@ -91,7 +90,7 @@ def test_a_bias_is_an_obstacle() -> None:
 def test_weights_come_from_the_original_alone() -> None:
     model = build("table_transformer")
     expected = _run(model, output_attentions=True)
-    with routed(model, ADAPTER, {name: lambda call: None for name in eligible(model)}):
+    with Host(model, ADAPTER).watch({name: lambda call: None for name in eligible(model)}):
         assert_same(_run(model, output_attentions=True), expected, tolerance=0)
     apply(model, ADAPTER, latte_kernels(model))
     assert list(_run(model, output_attentions=True).encoder_attentions) == [None, None]
@@ -118,8 +117,8 @@ def test_the_latest_route_computes() -> None:
     model = build("table_transformer")
     first, second = Exact(), Exact()
     undo = ADAPTER.route(model, ENCODER, first)
-    with routed(model, ADAPTER, {ENCODER: second}):
-        assert all(site.eligible for site in find_sites(model))
+    with Host(model, ADAPTER).watch({ENCODER: second}):
+        assert all(site.eligible for site in Host.of(model).sites())
         _run(model)
     _run(model)
     assert (first.calls, second.calls) == (1, 1)
@@ -142,7 +141,7 @@ def test_dropout_in_training_mode() -> None:
     for name in eligible(model):
         model.get_submodule(name).dropout = 0.25
     calls: list[AttentionCall] = []
-    with routed(model.train(), ADAPTER, {ENCODER: calls.append}):
+    with Host(model.train(), ADAPTER).watch({ENCODER: calls.append}):
         model(**BY_NAME["table_transformer"].inputs())
     assert calls[0].dropout == 0.25
     assert not torch.equal(calls[0].exact(), calls[0].exact())
@@ -164,7 +163,7 @@ def test_anything_else_computes_attention_itself(change: str) -> None:
         module.forward = lambda *args, **kwargs: kind.forward(module, *args, **kwargs)
     else:
         module.qkv_proj, module.q_proj = module.q_proj, None
-    sites = {site.name: site for site in find_sites(model)}
+    sites = {site.name: site for site in Host.of(model).sites()}
     assert "computes attention itself" in (sites[ENCODER].reason or "")
     assert sites[CROSS].eligible
 
@@ -176,6 +175,6 @@ def test_half_precision_runs() -> None:
     inputs = BY_NAME["table_transformer"].inputs()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         actual = model(**inputs).last_hidden_state
-        with routed(model, ADAPTER, exact_handlers(eligible(model))):
+        with Host(model, ADAPTER).watch(exact_handlers(eligible(model))):
             assert model(**inputs).last_hidden_state.isfinite().all()
     assert (actual.float() - expected).norm() / expected.norm() < 0.1

@@ -14,7 +14,7 @@ from helpers import ADAPTER, Exact, assert_same, eligible, exact_handlers
 from tiny_models import BY_NAME, FAMILIES, build, pixels, text, whisper_config
 from torch import Tensor, nn
 
-from latte_convert.adapters.capture import routed
+from latte_convert.adapters.host import Host
 from latte_convert.attention import AttentionCall
 
 NAMES = [family.name for family in FAMILIES]
@@ -32,7 +32,7 @@ def test_exact_kernel_gives_the_original(name: str, attention: str) -> None:
     handlers = exact_handlers(eligible(model))
     with torch.no_grad():
         expected = model(**inputs)
-        with routed(model, ADAPTER, handlers):
+        with Host(model, ADAPTER).watch(handlers):
             actual = model(**inputs)
             as_tuple = model(**inputs, return_dict=False)
         expected_tuple = model(**inputs, return_dict=False)
@@ -46,7 +46,7 @@ def test_a_handler_that_passes_leaves_bits_alone(name: str, attention: str) -> N
     model, inputs = build(name, attention), BY_NAME[name].inputs()
     with torch.no_grad():
         expected = model(**inputs)
-        with routed(model, ADAPTER, {site: lambda call: None for site in eligible(model)}):
+        with Host(model, ADAPTER).watch({site: lambda call: None for site in eligible(model)}):
             assert_same(model(**inputs), expected, tolerance=0)
 
 
@@ -58,7 +58,7 @@ def test_left_padding(name: str, attention: str) -> None:
         inputs[key] = inputs[key].flip(1)
     with torch.no_grad():
         expected = model(**inputs)
-        with routed(model, ADAPTER, exact_handlers(eligible(model))):
+        with Host(model, ADAPTER).watch(exact_handlers(eligible(model))):
             assert_same(model(**inputs), expected, inputs["attention_mask"])
 
 
@@ -76,7 +76,7 @@ def test_each_site_is_called_as_often_as_it_runs(name: str) -> None:
     model = build(name)
     handlers = exact_handlers(eligible(model))
     counter = _Counter(model, list(handlers))
-    with routed(model, ADAPTER, handlers), torch.no_grad():
+    with Host(model, ADAPTER).watch(handlers), torch.no_grad():
         model(**BY_NAME[name].inputs())
     assert {site: handler.calls for site, handler in handlers.items()} == dict(counter.calls)  # type: ignore[attr-defined]
     assert set(counter.calls.values()) == {1}
@@ -105,7 +105,7 @@ def test_whisper_generates_the_same_tokens(attention: str, cache: str | None) ->
     expected = model.generate(features, **options)
     handlers = exact_handlers(eligible(model))
     counter = _Counter(model, list(handlers))
-    with routed(model, ADAPTER, handlers):
+    with Host(model, ADAPTER).watch(handlers):
         actual = model.generate(features, **options)
     assert actual.sequences.tolist() == expected.sequences.tolist()
     torch.testing.assert_close(actual.scores, expected.scores, rtol=1e-5, atol=1e-5)
@@ -122,7 +122,7 @@ def test_llama_continues_from_a_cache(attention: str) -> None:
     ids = text((10, 10))["input_ids"]
     with torch.no_grad():
         expected = model(ids).last_hidden_state
-        with routed(model, ADAPTER, exact_handlers(eligible(model))):
+        with Host(model, ADAPTER).watch(exact_handlers(eligible(model))):
             past = model(ids[:, :6], use_cache=True).past_key_values
             actual = model(ids[:, 6:], past_key_values=past).last_hidden_state
     torch.testing.assert_close(actual, expected[:, 6:], rtol=1e-5, atol=1e-5)
@@ -142,7 +142,7 @@ def test_llama_fills_an_empty_static_cache() -> None:
 
     with torch.no_grad():
         expected = model(ids).last_hidden_state
-        with routed(model, ADAPTER, dict.fromkeys(eligible(model), attend)):
+        with Host(model, ADAPTER).watch(dict.fromkeys(eligible(model), attend)):
             actual = model(ids, **{argument: hf.StaticCache(model.config, max_cache_len=16)}).last_hidden_state
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     assert (seen[0].mask, seen[0].causal, seen[0].key.shape[2]) == (None, True, 10)
@@ -171,7 +171,7 @@ def test_real_whisper(models_dir: Path) -> None:
     assert len(handlers) == 4 + 2 * 4
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "num_beams": 1}
     expected = model.generate(features, **options)
-    with routed(model, ADAPTER, handlers):
+    with Host(model, ADAPTER).watch(handlers):
         assert model.generate(features, **options).tolist() == expected.tolist()
     assert all(isinstance(handler, Exact) and handler.calls for handler in handlers.values())
 
@@ -181,7 +181,7 @@ def _assert_identity(model: nn.Module, inputs: dict[str, Tensor], *, sites: int)
     assert len(handlers) == sites
     with torch.no_grad():
         expected = model(**inputs)
-        with routed(model, ADAPTER, handlers):
+        with Host(model, ADAPTER).watch(handlers):
             actual = model(**inputs)
     # Deep trained models amplify rounding: relative to the size of the output.
     size = float(expected.last_hidden_state.abs().max())

@@ -11,7 +11,7 @@ from tiny_models import BY_NAME, FAMILIES, build, pixels, text
 from torch import Tensor, nn
 
 from latte_convert.adapters.convert import Applied, apply
-from latte_convert.adapters.find import find_sites
+from latte_convert.adapters.host import Host
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -143,7 +143,7 @@ def test_compiled_equals_eager(name: str, attention: str) -> None:
 def test_gradients_flow_through_kernels_and_projections() -> None:
     model, _ = _hybrid("bert")
     model(**text()).last_hidden_state.square().sum().backward()
-    for site in find_sites(model):
+    for site in Host.of(model).sites():
         module = model.get_submodule(site.name)
         for name, parameter in [*module.latte.named_parameters(), *module.named_parameters()]:
             assert parameter.grad is not None, name

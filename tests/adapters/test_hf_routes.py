@@ -13,8 +13,8 @@ from helpers import ADAPTER, Exact, assert_same, eligible, exact_handlers, latte
 from tiny_models import BY_NAME, build, text
 from torch import Tensor, nn
 
-from latte_convert.adapters.capture import routed
 from latte_convert.adapters.convert import apply
+from latte_convert.adapters.host import Host
 from latte_convert.attention import AttentionCall
 
 SITE = "encoder.layer.0.attention.self"
@@ -57,7 +57,7 @@ def _run(model: nn.Module, inputs: dict[str, Tensor] | None = None) -> Any:
 def test_undo_restores_everything(name: str) -> None:
     model, inputs = build(name), BY_NAME[name].inputs()
     before, expected = _State(model), _run(model, inputs)
-    with routed(model, ADAPTER, exact_handlers(eligible(model))):
+    with Host(model, ADAPTER).watch(exact_handlers(eligible(model))):
         _run(model, inputs)
     before.assert_unchanged()
     assert_same(_run(model, inputs), expected, tolerance=0)
@@ -115,7 +115,7 @@ def test_capture_over_a_conversion() -> None:
     applied = apply(model, ADAPTER, latte_kernels(model))
     converted = _run(model)
     handler = Exact()
-    with routed(model, ADAPTER, {SITE: handler}):
+    with Host(model, ADAPTER).watch({SITE: handler}):
         _run(model)
     assert handler.calls == 1
     assert applied.handlers[SITE].calls == 1
@@ -130,7 +130,7 @@ def test_an_exception_leaves_nothing_behind(error: type[BaseException]) -> None:
     def fail(call: AttentionCall) -> Tensor:
         raise error("stop")
 
-    with pytest.raises(error, match="stop"), routed(model, ADAPTER, dict.fromkeys(eligible(model), fail)):
+    with pytest.raises(error, match="stop"), Host(model, ADAPTER).watch(dict.fromkeys(eligible(model), fail)):
         _run(model)
     before.assert_unchanged()
     assert_same(_run(model), expected, tolerance=0)
@@ -187,7 +187,7 @@ def test_a_new_attention_implementation_keeps_the_kernel(before: str, after: str
 def test_the_exact_branch_follows_the_new_implementation() -> None:
     """Weights come with the eager function, and only with it."""
     model = build("bert", "sdpa")
-    with routed(model, ADAPTER, {name: lambda call: None for name in eligible(model)}):
+    with Host(model, ADAPTER).watch({name: lambda call: None for name in eligible(model)}):
         model.set_attn_implementation("eager")
         output = model(**text(), output_attentions=True)
     assert [weights.shape for weights in output.attentions] == [(2, 4, 12, 12)] * 2

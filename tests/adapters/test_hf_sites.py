@@ -8,9 +8,9 @@ import transformers as hf
 from tiny_models import BY_NAME, FAMILIES, NOT_CONVERTIBLE, Family, build
 from torch import Tensor, nn
 
-from latte_convert.adapters.capture import routed
-from latte_convert.adapters.find import enclosing_block, find_adapter, find_sites
+from latte_convert.adapters.find import find_adapter
 from latte_convert.adapters.hf import HFAdapter
+from latte_convert.adapters.host import Host
 from latte_convert.attention import AttentionCall
 from latte_convert.errors import CheckpointError
 
@@ -25,7 +25,7 @@ def _ids(family: Family) -> str:
 def test_sites_are_the_ones_of_the_configuration(family: Family) -> None:
     found = {
         site.name: (site.tower, site.kind, site.causal, site.heads, site.head_dim, site.eligible)
-        for site in find_sites(build(family.name))
+        for site in Host.of(build(family.name)).sites()
     }
     expected = {
         name: (sites.tower, sites.kind, sites.causal, sites.heads, sites.head_dim, sites.reason is None)
@@ -37,7 +37,7 @@ def test_sites_are_the_ones_of_the_configuration(family: Family) -> None:
 
 @pytest.mark.parametrize("family", [*FAMILIES, *NOT_CONVERTIBLE], ids=_ids)
 def test_a_site_that_cannot_be_converted_says_why(family: Family) -> None:
-    reasons = {site.name: site.reason for site in find_sites(build(family.name))}
+    reasons = {site.name: site.reason for site in Host.of(build(family.name)).sites()}
     for sites in family.sites:
         for name in sites.expand():
             if sites.reason is None:
@@ -69,7 +69,7 @@ def _assert_reads_attention(model: nn.Module, name: str, projection: nn.Module, 
 
     hook = projection.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
     try:
-        with routed(model, ADAPTER, {name: record}), torch.no_grad():
+        with Host(model, ADAPTER).watch({name: record}), torch.no_grad():
             model(**family.inputs())
     finally:
         hook.remove()
@@ -80,7 +80,7 @@ def _assert_reads_attention(model: nn.Module, name: str, projection: nn.Module, 
 @pytest.mark.parametrize("family", FAMILIES, ids=_ids)
 def test_heads_and_head_dim_are_those_of_the_calls(family: Family) -> None:
     model = build(family.name)
-    sites = {site.name: site for site in find_sites(model) if site.eligible}
+    sites = {site.name: site for site in Host.of(model).sites() if site.eligible}
     shapes: dict[str, tuple[int, int]] = {}
 
     def recorder(name: str):  # type: ignore[no-untyped-def]
@@ -89,7 +89,7 @@ def test_heads_and_head_dim_are_those_of_the_calls(family: Family) -> None:
 
         return record
 
-    with routed(model, ADAPTER, {name: recorder(name) for name in sites}), torch.no_grad():
+    with Host(model, ADAPTER).watch({name: recorder(name) for name in sites}), torch.no_grad():
         model(**family.inputs())
     assert shapes == {name: (site.heads, site.head_dim) for name, site in sites.items()}
 
@@ -97,14 +97,14 @@ def test_heads_and_head_dim_are_those_of_the_calls(family: Family) -> None:
 def test_conditional_detr_looks_up_twice_the_channels_it_reads() -> None:
     """Content and position are concatenated in query and key; ``head_dim``, and so ``sigma``, is the value's."""
     model = build("conditional_detr")
-    sites = {site.name: site for site in find_sites(model)}
+    sites = {site.name: site for site in Host.of(model).sites()}
     channels: list[tuple[int, int, int]] = []
 
     def record(call: AttentionCall) -> None:
         channels.append((call.query.shape[3], call.key.shape[3], call.value.shape[3]))
 
     cross = "decoder.layers.1.encoder_attn"
-    with routed(model, ADAPTER, {cross: record}), torch.no_grad():
+    with Host(model, ADAPTER).watch({cross: record}), torch.no_grad():
         model(**BY_NAME["conditional_detr"].inputs())
     assert channels == [(32, 32, 16)]
     assert sites[cross].head_dim == 16
@@ -115,7 +115,7 @@ def test_an_unwindowed_rf_detr_has_no_windowed_layer() -> None:
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, mlp_ratio=2, image_size=32, patch_size=8,
         num_windows=1, out_indices=[1, 2],
     )  # fmt: skip
-    sites = find_sites(hf.RfDetrDinov2Backbone(backbone))
+    sites = Host.of(hf.RfDetrDinov2Backbone(backbone)).sites()
     assert [(site.tower, site.eligible) for site in sites] == [("vision", True)] * 2
 
 
@@ -123,7 +123,7 @@ def test_plain_torch_attention_is_listed() -> None:
     model = build("bert")
     model.extra = nn.MultiheadAttention(32, 4, add_zero_attn=True)
     model.multihead_attn = nn.MultiheadAttention(32, 4)
-    extra, plain = find_sites(model)[-2:]
+    extra, plain = Host.of(model).sites()[-2:]
     assert (extra.name, extra.eligible, extra.reason) == (
         "extra", False, "an extra key and value of zeros (add_zero_attn)",
     )  # fmt: skip
@@ -151,7 +151,7 @@ def test_bert_decoder_has_causal_self_and_plain_cross_attention() -> None:
         is_decoder=True,
         add_cross_attention=True,
     )
-    sites = {site.name: (site.kind, site.causal, site.eligible) for site in find_sites(hf.BertModel(config))}
+    sites = {site.name: (site.kind, site.causal, site.eligible) for site in Host.of(hf.BertModel(config)).sites()}
     assert sites == {
         "encoder.layer.0.attention.self": ("self", True, True),
         "encoder.layer.0.crossattention.self": ("cross", False, True),
@@ -167,7 +167,7 @@ def test_bert_decoder_has_causal_self_and_plain_cross_attention() -> None:
     ],
 )
 def test_enclosing_block(family: str, site: str, block: str) -> None:
-    assert enclosing_block(build(family), site) == block
+    assert Host.of(build(family)).block(site) == block
 
 
 def test_other_models_are_refused() -> None:

@@ -15,8 +15,8 @@ from timm_models import build as build_timm
 from tiny_models import BY_NAME, TorchDetector, build, pixels, text
 from torch import Tensor, nn
 
-from latte_convert.adapters.capture import routed
 from latte_convert.adapters.find import find_adapter
+from latte_convert.adapters.host import Host
 from latte_convert.adapters.layout import SiteLayout
 from latte_convert.attention import TokenLayout
 
@@ -31,7 +31,7 @@ def layouts(model: nn.Module, *args: Any, **inputs: Any) -> dict[str, TokenLayou
     def note(name: str) -> Callable[[Any], None]:
         return lambda call: seen.update({name: call.layout})
 
-    with routed(model, find_adapter(model), {name: note(name) for name in eligible(model)}), torch.no_grad():
+    with Host(model, find_adapter(model)).watch({name: note(name) for name in eligible(model)}), torch.no_grad():
         model(*args, **inputs)
     assert set(seen) == set(eligible(model))
     return seen
@@ -128,7 +128,7 @@ def test_torch_attention_inside_transformers() -> None:
     assert found["cross_modal_text_layers.0.crossattention.self"] == CROSS
     with torch.no_grad():
         expected = model(**inputs)
-        with routed(model, find_adapter(model), {name: Exact()}):
+        with Host(model, find_adapter(model)).watch({name: Exact()}):
             assert_same(model(**inputs), expected)
     assert find_adapter(model).output_projection(model, name) is model.get_submodule(f"{name}.out_proj")
     assert name in eligible(model)

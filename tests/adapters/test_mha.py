@@ -12,9 +12,9 @@ from helpers import Exact, exact_handlers, latte_kernels
 from torch import Tensor, nn
 
 import latte_convert
-from latte_convert.adapters.capture import routed
 from latte_convert.adapters.convert import apply
-from latte_convert.adapters.find import find_adapter, find_sites
+from latte_convert.adapters.find import find_adapter
+from latte_convert.adapters.host import Host
 from latte_convert.adapters.mha import TorchAdapter
 from latte_convert.attention import AttentionCall
 from latte_convert.errors import CheckpointError
@@ -84,7 +84,7 @@ def test_exact_kernel_gives_the_original(setting: str, masks: str, need_weights:
         options["attn_mask"] = PADDED[:, None].repeat_interleave(heads, 0).expand(2 * heads, 5, 5)
     expected, _ = model(*inputs, **options)
     handler = Exact()
-    with routed(model, ADAPTER, {"attn": handler}):
+    with Host(model, ADAPTER).watch({"attn": handler}):
         actual, weights = model(*inputs, **options)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     assert (handler.calls, weights) == (1, None)
@@ -100,7 +100,7 @@ def test_cross_attention_and_unbatched_inputs(batch_first: bool) -> None:
     handler = Exact()
     for inputs, options in ((cross, {}), (rows, {}), (rows, {"key_padding_mask": ignored})):
         expected, _ = model(*inputs, **options)
-        with routed(model, ADAPTER, {"attn": handler}):
+        with Host(model, ADAPTER).watch({"attn": handler}):
             actual, _ = model(*inputs, **options)
         assert actual.shape == expected.shape
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
@@ -117,7 +117,7 @@ def test_what_a_handler_is_told() -> None:
         return call.exact()
 
     x = torch.randn(2, 5, 16)
-    with routed(model, ADAPTER, {"attn": watch}):
+    with Host(model, ADAPTER).watch({"attn": watch}):
         model(x, x, x, key_padding_mask=PADDED)
         model(x, x, x, attn_mask=TRIANGLE, key_padding_mask=PADDED)
         model(x, x, x, attn_mask=torch.zeros(5, 5))
@@ -145,7 +145,7 @@ def test_other_masks_are_obstacles(options: dict[str, Any]) -> None:
     model = Holder(batch_first=True).eval()
     x = torch.randn(2, 5, 16)
     found: list[str | None] = []
-    with routed(model, ADAPTER, {"attn": lambda call: found.append(call.obstacle) or call.exact()}):
+    with Host(model, ADAPTER).watch({"attn": lambda call: found.append(call.obstacle) or call.exact()}):
         actual, _ = model(x, x, x, **options)
     assert found[0]
     if "is_causal" not in options:
@@ -162,7 +162,7 @@ def test_a_handler_that_passes_leaves_bits_and_weights() -> None:
     x = torch.randn(2, 5, 16)
     for average in (True, False):
         expected = model(x, x, x, average_attn_weights=average)
-        with routed(model, ADAPTER, {"attn": lambda call: None}):
+        with Host(model, ADAPTER).watch({"attn": lambda call: None}):
             actual = model(x, x, x, average_attn_weights=average)
         assert torch.equal(actual[0], expected[0])
         assert torch.equal(actual[1], expected[1])
@@ -172,7 +172,7 @@ def test_dropout_is_reported_and_gradients_flow() -> None:
     model = Holder(batch_first=True, dropout=0.25).train()
     seen: list[float] = []
     x = torch.randn(2, 5, 16, requires_grad=True)
-    with routed(model, ADAPTER, {"attn": lambda call: seen.append(call.dropout) or call.exact()}):
+    with Host(model, ADAPTER).watch({"attn": lambda call: seen.append(call.dropout) or call.exact()}):
         model(x, x, x)[0].sum().backward()
     assert seen == [0.25]
     assert model.attn.in_proj_weight.grad.abs().sum() > 0
@@ -201,9 +201,9 @@ def _encoder(layers: int = 3, **options: Any) -> nn.TransformerEncoder:
 @torch.no_grad()
 def test_fused_encoders_call_every_site(options: dict[str, Any], masks: dict[str, Tensor]) -> None:
     model, x = _encoder(**options), torch.randn(2, 5, 16)
-    handlers = exact_handlers(site.name for site in find_sites(model))
+    handlers = exact_handlers(site.name for site in Host.of(model).sites())
     expected = model(x, **masks)
-    with routed(model, ADAPTER, handlers):
+    with Host(model, ADAPTER).watch(handlers):
         actual = model(x, **masks)
     assert [handler.calls for handler in handlers.values()] == [1, 1, 1]  # type: ignore[attr-defined]
     # Padded tokens included: a nested batch leaves zeros there, and so must the routed one.
@@ -216,7 +216,7 @@ def test_one_routed_layer_among_fused_ones() -> None:
     model, x = _encoder(), torch.randn(2, 5, 16)
     handler = Exact()
     expected = model(x, src_key_padding_mask=PADDED)
-    with routed(model, ADAPTER, {"layers.1.self_attn": handler}):
+    with Host(model, ADAPTER).watch({"layers.1.self_attn": handler}):
         torch.testing.assert_close(model(x, src_key_padding_mask=PADDED), expected, rtol=1e-5, atol=1e-5)
     assert handler.calls == 1
 
@@ -232,7 +232,7 @@ def test_padding_changes_nothing_for_the_kernel() -> None:
 @torch.no_grad()
 def test_an_encoder_and_decoder() -> None:
     model = nn.Transformer(16, 4, 2, 2, 32, batch_first=True).eval()
-    sites = {site.name: site for site in find_sites(model)}
+    sites = {site.name: site for site in Host.of(model).sites()}
     assert (sites["encoder.layers.0.self_attn"].tower, sites["encoder.layers.0.self_attn"].kind) == ("encoder", "self")
     cross = sites["decoder.layers.1.multihead_attn"]
     assert (cross.tower, cross.kind, cross.causal) == ("decoder", "cross", False)
@@ -240,7 +240,7 @@ def test_an_encoder_and_decoder() -> None:
     source, target = torch.randn(2, 5, 16), torch.randn(2, 5, 16)
     masks = {"tgt_mask": TRIANGLE, "src_key_padding_mask": PADDED, "memory_key_padding_mask": PADDED}
     expected = model(source, target, **masks)
-    with routed(model, ADAPTER, handlers):
+    with Host(model, ADAPTER).watch(handlers):
         torch.testing.assert_close(model(source, target, **masks), expected, rtol=1e-5, atol=1e-5)
     assert [handler.calls for handler in handlers.values()] == [1] * 6  # type: ignore[attr-defined]
     apply(model, ADAPTER, latte_kernels(model))
@@ -317,7 +317,7 @@ def test_what_cannot_be_converted_says_why() -> None:
         "good": nn.MultiheadAttention(16, 4, kdim=8),
     })  # fmt: skip
     model["patched"].forward = lambda *args: None
-    sites = {site.name: site for site in find_sites(model)}
+    sites = {site.name: site for site in Host.of(model).sites()}
     assert {name: site.reason for name, site in sites.items()} == {
         "text_bias": "a learned extra key and value (add_bias_kv)",
         "visual_zero": "an extra key and value of zeros (add_zero_attn)",
@@ -332,7 +332,7 @@ def test_what_cannot_be_converted_says_why() -> None:
 
 def test_a_model_without_attention_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"use torch\.nn\.MultiheadAttention"):
-        find_sites(nn.Linear(2, 2))
+        find_adapter(nn.Linear(2, 2))
 
 
 def test_conversion_of_a_model_in_memory(tmp_path: Any) -> None:

@@ -17,9 +17,9 @@ from open_clip.coca_model import CoCa
 from open_clip.model import CLIP, CustomTextCLIP
 from torch import Tensor, nn
 
-from latte_convert.adapters.capture import routed
 from latte_convert.adapters.convert import apply
-from latte_convert.adapters.find import find_adapter, find_sites
+from latte_convert.adapters.find import find_adapter
+from latte_convert.adapters.host import Host
 from latte_convert.adapters.open_clip import OpenClipAdapter
 
 VISION = {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "head_width": 8, "mlp_ratio": 2.0}
@@ -95,7 +95,7 @@ def test_exact_kernel_gives_the_original_and_each_site_is_called_once(name: str)
     batch = inputs(model)
     expected = run(model, batch)
     handlers = exact_handlers(eligible(model))
-    with routed(model, find_adapter(model), handlers):
+    with Host(model, find_adapter(model)).watch(handlers):
         assert_close(run(model, batch), expected)
     assert {handler.calls for handler in handlers.values()} == {1}  # type: ignore[attr-defined]
     assert_close(run(model, batch), expected, tolerance=0)
@@ -103,7 +103,7 @@ def test_exact_kernel_gives_the_original_and_each_site_is_called_once(name: str)
 
 def test_sites_of_a_clip() -> None:
     model = build("clip")
-    sites = find_sites(model)
+    sites = Host.of(model).sites()
     assert isinstance(find_adapter(model), OpenClipAdapter)
     assert {(site.name.rpartition("resblocks")[0], site.tower, site.causal) for site in sites} == {
         ("transformer.", "text", True),
@@ -114,7 +114,7 @@ def test_sites_of_a_clip() -> None:
 
 
 def test_sites_of_a_coca() -> None:
-    sites = {site.name: site for site in find_sites(build("coca"))}
+    sites = {site.name: site for site in Host.of(build("coca")).sites()}
     assert sites["visual.attn_pool.attn"].reason == "attention pooling by learned queries"
     assert [s.name for s in sites.values() if not s.eligible] == ["visual.attn_pool.attn"]
     decoder = {name: (s.kind, s.causal) for name, s in sites.items() if s.tower == "decoder"}
@@ -125,7 +125,7 @@ def test_sites_of_a_coca() -> None:
 
 
 def test_sites_of_a_siglip() -> None:
-    sites = {site.name: site for site in find_sites(build("siglip"))}
+    sites = {site.name: site for site in Host.of(build("siglip")).sites()}
     assert sites["visual.trunk.blocks.0.attn"].tower == "vision"
     assert sites["visual.trunk.attn_pool"].reason is not None
     assert {site.causal for site in sites.values()} == {False}
@@ -143,7 +143,7 @@ def test_sites_of_a_siglip() -> None:
 )
 def test_vision_towers_that_stay_exact(vision: dict[str, Any], reasons: int) -> None:
     model = CLIP(embed_dim=16, vision_cfg=vision, text_cfg=TEXT)
-    found = [site.reason for site in find_sites(model) if site.tower == "vision"]
+    found = [site.reason for site in Host.of(model).sites() if site.tower == "vision"]
     assert len(found) == reasons
     assert all(found)
 
@@ -155,7 +155,7 @@ def test_layout_of_the_vision_tower() -> None:
         name: lambda call, name=name: layouts.update({name: call.layout})
         for name in ("visual.transformer.resblocks.0.attn", "transformer.resblocks.0.attn")
     }
-    with routed(model, find_adapter(model), watch):
+    with Host(model, find_adapter(model)).watch(watch):
         run(model, inputs(model))
     vision, text = (layouts[name] for name in watch)
     assert (vision.prefix, vision.grid) == (1, (4, 4))
@@ -250,13 +250,13 @@ def test_a_text_tower_of_transformers(tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     text = {"hf_model_name": str(tmp_path), "hf_model_pretrained": False, "hf_proj_type": "mlp"}
     model = CustomTextCLIP(embed_dim=16, vision_cfg=VISION, text_cfg=text).eval()
-    sites = [site for site in find_sites(model) if site.tower == "text"]
+    sites = [site for site in Host.of(model).sites() if site.tower == "text"]
     assert [site.name for site in sites] == [f"text.transformer.encoder.layer.{i}.attention.self" for i in range(2)]
     assert {(site.eligible, site.causal) for site in sites} == {(True, False)}
     batch = {"image": torch.randn(2, 3, 32, 32), "text": torch.tensor([[0, 5, 6, 7, 2], [0, 9, 2, 1, 1]])}
     expected = run(model, batch)
     handlers = exact_handlers(eligible(model))
-    with routed(model, find_adapter(model), handlers):
+    with Host(model, find_adapter(model)).watch(handlers):
         assert_close(run(model, batch), expected)
     assert {handler.calls for handler in handlers.values()} == {1}  # type: ignore[attr-defined]
     apply(model, find_adapter(model), latte_kernels(model))

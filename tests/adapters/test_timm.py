@@ -14,9 +14,9 @@ from helpers import exact_handlers, latte_kernels
 from timm_models import MODELS, PATCHED, SMALL, build, create, gated, images, sharp
 from torch import Tensor, nn
 
-from latte_convert.adapters.capture import routed
 from latte_convert.adapters.convert import apply
-from latte_convert.adapters.find import find_adapter, find_sites
+from latte_convert.adapters.find import find_adapter
+from latte_convert.adapters.host import Host
 from latte_convert.adapters.timm import TimmAdapter
 from latte_convert.attention import AttentionCall
 from latte_convert.errors import CheckpointError
@@ -26,7 +26,7 @@ CONVERTED_FULLY = [name for name in MODELS if name != "hiera"]  # its first stag
 
 
 def eligible(model: nn.Module) -> list[str]:
-    return [site.name for site in find_sites(model) if site.eligible]
+    return [site.name for site in Host.of(model).sites() if site.eligible]
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -41,9 +41,9 @@ def test_exact_kernel_gives_the_original(name: str, fused: bool) -> None:
     with torch.no_grad():
         expected = model(x)
         counts.clear()
-        with routed(model, ADAPTER, handlers):
+        with Host(model, ADAPTER).watch(handlers):
             actual = model(x)
-        with routed(model, ADAPTER, dict.fromkeys(handlers, lambda call: torch.zeros_like(call.query))):
+        with Host(model, ADAPTER).watch(dict.fromkeys(handlers, lambda call: torch.zeros_like(call.query))):
             without = model(x)
     # Sharp attention amplifies rounding: relative to the size of the output.
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
@@ -59,8 +59,8 @@ def test_sites_are_as_built(name: str) -> None:
     def note(site: str) -> Any:
         return lambda call: seen.update({site: call})
 
-    sites = {site.name: site for site in find_sites(model) if site.eligible}
-    with torch.no_grad(), routed(model, ADAPTER, {site: note(site) for site in sites}):
+    sites = {site.name: site for site in Host.of(model).sites() if site.eligible}
+    with torch.no_grad(), Host(model, ADAPTER).watch({site: note(site) for site in sites}):
         model(images(model))
     assert set(seen) == set(sites)
     for site, call in seen.items():
@@ -70,13 +70,13 @@ def test_sites_are_as_built(name: str) -> None:
         assert call.mask is None
         assert call.layout.prefix == MODELS[name][2]
     if name in CONVERTED_FULLY:
-        assert len(sites) == len(find_sites(model)) >= 2
+        assert len(sites) == len(Host.of(model).sites()) >= 2
 
 
 def test_the_grid_is_what_is_left_of_the_tokens() -> None:
     model = build("dinov2 with registers")
     seen: list[AttentionCall] = []
-    with torch.no_grad(), routed(model, ADAPTER, {"blocks.0.attn": seen.append}):
+    with torch.no_grad(), Host(model, ADAPTER).watch({"blocks.0.attn": seen.append}):
         model(images(model))
     assert seen[0].query.shape[2] == 5 + 16
     assert seen[0].layout.grid == (4, 4)
@@ -187,7 +187,7 @@ def test_a_batch_is_its_images_one_by_one() -> None:
 )
 def test_what_cannot_be_converted_is_said(architecture: str, arguments: dict[str, Any], reasons: set[str]) -> None:
     with torch.device("meta"):
-        sites = find_sites(timm.create_model(architecture, **arguments))
+        sites = Host.of(timm.create_model(architecture, **arguments)).sites()
     assert sites
     assert not any(site.eligible for site in sites)
     assert {reason for reason in reasons for site in sites if str(site.reason).startswith(reason)} == reasons
@@ -196,7 +196,7 @@ def test_what_cannot_be_converted_is_said(architecture: str, arguments: dict[str
 
 def test_pooling_stays_exact_beside_sites_that_convert() -> None:
     model = create("vit_so150m_patch16_reg4_map_256", **PATCHED)
-    reasons = {site.name: site.reason for site in find_sites(model)}
+    reasons = {site.name: site.reason for site in Host.of(model).sites()}
     assert reasons == {
         "blocks.0.attn": None, "blocks.1.attn": None, "attn_pool": "attention pooling: a few queries",
     }  # fmt: skip
@@ -207,7 +207,7 @@ def test_grouped_queries_are_refused() -> None:
 
     model: Any = create("vit_tiny_patch16_224", **PATCHED)
     model.blocks[0].attn = AttentionRope(48, 4, qkv_fused=False, num_kv_heads=2)
-    sites = {site.name: site for site in find_sites(model)}
+    sites = {site.name: site for site in Host.of(model).sites()}
     assert sites["blocks.0.attn"].reason == "grouped-query attention"
     assert sites["blocks.1.attn"].eligible
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from latte_convert.adapters.convert import apply
-from latte_convert.adapters.find import find_adapter
+from latte_convert.adapters.host import Host
 from latte_convert.artifact.files import sha256_file, write_json
 from latte_convert.artifact.manifest import CalibrationRecord, Manifest, SiteRecord, SourceRecord
 from latte_convert.artifact.probe import record_probe
@@ -40,12 +39,12 @@ def make_artifact(
     source = resolve(checkpoint)
     originals = source.original_tensors()
     model, _ = source.instantiate(originals)
-    adapter = find_adapter(model)
-    sites = choose([site for site in adapter.sites(model) if site.eligible])
+    host = Host.of(model)
+    sites = choose([site for site in host.sites() if site.eligible])
     torch.manual_seed(0)
     kernels = {site.name: build(site) for site in sites}
     out.mkdir()
-    with apply(model, adapter, kernels):
+    with host.convert(kernels):
         probe = record_probe(model, BatchFeed([batch])) if batch is not None else None
         weights = write_tensors({**originals, **kernel_tensors(model)}, out, source.weights_stem)
     names = [*copy_files(source.path, source.sidecars(), out), *weights]

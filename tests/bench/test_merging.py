@@ -9,6 +9,7 @@ import torch
 from bench.artifacts import make_artifact
 
 from latte_convert.adapters.find import find_adapter
+from latte_convert.adapters.host import Host
 from latte_convert.bench.merging import Merger, assignment, mergeable
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import CheckpointError
@@ -43,15 +44,15 @@ def forward(model, pixels):
 
 
 def test_tokens_disappear_block_by_block_and_come_back(model):
-    adapter = find_adapter(model)
-    sites = mergeable(adapter.sites(model), {"vision"})
+    host = Host.of(model)
+    sites = mergeable(host.sites(), {"vision"})
     counts: list[int] = []
     blocks = model.get_submodule(sites[0].name.rpartition(".layer.")[0] + ".layer")
     hooks = [b.register_forward_pre_hook(lambda _m, args: counts.append(args[0].shape[1])) for b in blocks]
     pixels = torch.randn(1, 3, 56, 56, generator=torch.Generator().manual_seed(0))
     exact = forward(model, pixels)
     counts.clear()
-    with Merger(model, adapter, sites, 2):
+    with Merger(host, sites, 2):
         merged = forward(model, pixels)
     assert counts == [17, 15, 13, 11, 9, 7]
     assert merged.shape == exact.shape
@@ -63,24 +64,24 @@ def test_tokens_disappear_block_by_block_and_come_back(model):
 
 
 def test_merging_all_that_can_be_merged_ends_with_one_patch(model):
-    adapter = find_adapter(model)
-    sites = mergeable(adapter.sites(model), {"vision"})
-    with Merger(model, adapter, sites, 100):
+    host = Host.of(model)
+    sites = mergeable(host.sites(), {"vision"})
+    with Merger(host, sites, 100):
         merged = forward(model, torch.randn(1, 3, 56, 56))
     assert len(merged[0, 1:].unique(dim=0)) == 1
 
 
 def test_equal_tokens_lose_nothing_by_merging(model):
     """Without positions an even image has equal patches; proportional attention makes merging them exact."""
-    adapter = find_adapter(model)
-    sites = mergeable(adapter.sites(model), {"vision"})
+    host = Host.of(model)
+    sites = mergeable(host.sites(), {"vision"})
     positions = model.embeddings.position_embeddings
     kept = positions.data.clone()
     positions.data.zero_()
     try:
         pixels = torch.full((1, 3, 56, 56), 0.3)
         exact = forward(model, pixels)
-        with Merger(model, adapter, sites, 3):
+        with Merger(host, sites, 3):
             assert torch.allclose(forward(model, pixels), exact, atol=1e-4)
     finally:
         positions.data.copy_(kept)

@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from latte_convert.adapters.find import find_adapter
+from latte_convert.adapters.host import Host
 from latte_convert.attention import AttentionCall, AttentionSite, Handler, TokenLayout
 from latte_convert.data.feed import BatchFeed, JoinedFeed
 from latte_convert.measuring.stripes import HeadStripes, Stripes, StripeToken, correlation, stripe_analysis
@@ -300,9 +300,9 @@ def test_minilm_attends_to_its_special_tokens(models_dir: Path) -> None:
     with torch.no_grad():
         matrices = [model(**batch, output_attentions=True).attentions for batch in batches]
         before = model(**batches[0]).last_hidden_state
-    adapter = find_adapter(model)
-    sites = adapter.sites(model)
-    stripes = stripe_analysis(model, adapter, sites, BatchFeed(batches))
+    host = Host.of(model)
+    sites = host.sites()
+    stripes = stripe_analysis(host, sites, BatchFeed(batches))
     assert list(stripes) == [site.name for site in sites]
     special = 0
     for layer, site in enumerate(stripes.values()):
@@ -330,9 +330,9 @@ def test_detr_with_a_padded_image() -> None:
     batch = {"pixel_values": pixels, "pixel_mask": mask}
     with torch.no_grad():
         output = copy.deepcopy(model)(**batch, output_attentions=True)
-    adapter = find_adapter(model)
-    sites = adapter.sites(model)
-    stripes = stripe_analysis(model, adapter, sites, BatchFeed([batch]))
+    host = Host.of(model)
+    sites = host.sites()
+    stripes = stripe_analysis(host, sites, BatchFeed([batch]))
     cross = [site.name for site in sites if site.kind == "cross"]
     assert len(cross) == len(output.cross_attentions)
     for name, matrices in zip(cross, output.cross_attentions, strict=True):

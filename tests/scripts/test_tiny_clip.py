@@ -13,7 +13,7 @@ import torch
 from sklearn.datasets import load_digits
 from transformers import AutoProcessor, CLIPTextModelWithProjection
 
-from latte_convert.adapters.find import find_sites
+from latte_convert.adapters.host import Host
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -165,7 +165,7 @@ def test_padding_changes_no_text_feature(parts: tiny.Parts) -> None:
 
 
 def test_both_towers_can_be_converted(parts: tiny.Parts) -> None:
-    sites = find_sites(parts.model)
+    sites = Host.of(parts.model).sites()
     assert all(site.eligible and site.kind == "self" and (site.heads, site.head_dim) == (4, 32) for site in sites)
     assert [(site.tower, site.causal) for site in sites if site.tower == "text"] == [("text", True)] * 4
     assert [(site.tower, site.causal) for site in sites if site.tower == "vision"] == [("vision", False)] * 4

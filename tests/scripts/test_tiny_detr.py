@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from latte_convert.adapters.host import Host
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -150,10 +152,9 @@ def test_the_model_cannot_do_without_its_attention(trainer, attention: str) -> N
 
 
 def test_every_attention_of_the_model_is_a_site(trainer) -> None:
-    from latte_convert.adapters.find import find_sites
 
     model, _ = trainer.load(MODEL)
-    names = {site.name for site in find_sites(model)}
+    names = {site.name for site in Host.of(model).sites()}
     expected = {f"model.encoder.layers.{layer}.self_attn" for layer in range(3)}
     expected |= {f"model.decoder.layers.{layer}.{kind}" for layer in range(3) for kind in ("self_attn", "encoder_attn")}
     assert names == expected

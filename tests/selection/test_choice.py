@@ -106,7 +106,7 @@ def test_an_artifact_with_two_kernels(chosen, tmp_path):
     assert {key.rpartition(".latte.")[0] for key in saved.keys() - source.keys()} == records.keys() - near
 
     assert latte_convert.verify(out).probe_difference < 1e-5
-    feed = list(chosen.job.holdout)
+    feed = list(chosen.task.holdout)
     hybrid, again = outputs(chosen.model, feed), outputs(latte_convert.load(out), feed)
     assert all(torch.equal(hybrid[name], again[name]) for name in hybrid)
     original, _ = train_tiny_detr.load(DETR)
@@ -184,7 +184,7 @@ def test_greedy_converts_what_is_asked_and_measures_it(scenes):
     assert robust.name in report.converted
     point = next(point for point in report.frontier if point.chosen)
     assert sum(point.kernels.values()) == 2
-    feed = list(result.job.fitting)
+    feed = list(result.task.fitting)
     assert len(feed) == 4
     original, _ = train_tiny_detr.load(DETR)
     before, after = outputs(original, feed), outputs(result.model, feed)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from adapters import tiny_models
 
-from latte_convert.adapters.find import find_adapter
+from latte_convert.adapters.host import Host
 from latte_convert.data.feed import BatchFeed
 from latte_convert.kernels.latte.kernel import LatteKernel
 from latte_convert.selection.costs import site_costs
@@ -14,10 +14,10 @@ from latte_convert.selection.costs import site_costs
 def test_flops_of_all_calls(min_tokens, converted):
     model = tiny_models.build("bert")  # 4 heads of 8
     feed = BatchFeed([{"input_ids": torch.arange(4, 4 + length)[None]} for length in (12, 7)])
-    adapter = find_adapter(model)
-    site = next(site for site in adapter.sites(model) if site.eligible)
+    host = Host.of(model)
+    site = next(site for site in host.sites() if site.eligible)
     kernel = LatteKernel(site.heads, site.head_dim)
-    cost = site_costs(model, adapter, {site.name: [kernel, kernel]}, feed, min_tokens=min_tokens)[site.name]
+    cost = site_costs(host, {site.name: [kernel, kernel]}, feed, min_tokens=min_tokens)[site.name]
     softmax = {length: 2 * 2 * length**2 * 32 for length in (12, 7)}  # two matmuls, 2 FLOPs a multiply-add
     assert cost.exact == sum(softmax.values())
     # Keys times values, and queries times that: N·H·d² multiply-adds each; the row of ones and the sums come on top.
@@ -29,8 +29,8 @@ def test_flops_of_all_calls(min_tokens, converted):
 
 def test_a_site_that_is_not_called_costs_nothing():
     model = tiny_models.build("clip")
-    adapter = find_adapter(model)
-    sites = [site for site in adapter.sites(model) if site.eligible]
+    host = Host.of(model)
+    sites = [site for site in host.sites() if site.eligible]
     kernels = {site.name: [LatteKernel(site.heads, site.head_dim)] for site in sites}
 
     class Images(BatchFeed):
@@ -39,6 +39,6 @@ def test_a_site_that_is_not_called_costs_nothing():
 
             return (Inputs(batch, "get_image_features", "vision") for batch in self.batches)
 
-    costs = site_costs(model, adapter, kernels, Images([tiny_models.pixels(1)]))
+    costs = site_costs(host, kernels, Images([tiny_models.pixels(1)]))
     assert {site.tower for site in sites if costs[site.name].exact > 0} == {"vision"}
     assert {costs[site.name].kernels for site in sites if site.tower == "text"} == {(0,)}

@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
-from latte_convert.adapters.find import find_adapter
-from latte_convert.data.feed import BatchFeed, run
+from latte_convert.adapters.host import Host
+from latte_convert.data.feed import BatchFeed
 from latte_convert.kernels.latte.kernel import LatteKernel
 from latte_convert.selection import greedy, trials
 from latte_convert.selection.budget import Point, SiteCost, choose
@@ -20,24 +20,24 @@ from latte_convert.selection.trials import try_plan
 def setting(tiny_dino):
     """A model of six layers, two kernels for each site (the second worse and half as dear), errors and costs."""
     model = transformers.AutoModel.from_pretrained(tiny_dino).eval()
-    adapter = find_adapter(model)
+    host = Host.of(model)
     generator = torch.Generator().manual_seed(0)
     feed = BatchFeed([{"pixel_values": torch.randn(1, 3, 56, 56, generator=generator)} for _ in range(2)])
-    sites = adapter.sites(model)
+    sites = host.sites()
     candidates = {}
     for site in sites:
         candidates[site.name] = [LatteKernel(site.heads, site.head_dim, sigma=True) for _ in range(2)]
         with torch.no_grad():
             candidates[site.name][1].sigma.fill_(0.7)
-    scores = isolated_scores(model, adapter, sites, candidates, feed)
+    scores = isolated_scores(host, sites, candidates, feed)
     errors = {name: [score.value for score in each] for name, each in scores.items()}
     costs = {name: SiteCost(100 + i, (50, 25)) for i, name in enumerate(candidates)}
-    return model, adapter, candidates, errors, feed, costs
+    return host, candidates, errors, feed, costs
 
 
 def error_of(setting, chosen) -> float:
-    model, adapter, candidates, _, feed, _ = setting
-    return try_plan(model, adapter, {site: candidates[site][i] for site, i in chosen.items()}, feed).error
+    host, candidates, _, feed, _ = setting
+    return try_plan(host, {site: candidates[site][i] for site, i in chosen.items()}, feed).error
 
 
 def full_scan(setting, costs):
@@ -69,30 +69,30 @@ def full_scan(setting, costs):
 
 @pytest.mark.parametrize("priced", [False, True])
 def test_each_step_is_the_best_of_all_moves(setting, priced, monkeypatch):
-    model, adapter, candidates, errors, feed, costs = setting
+    host, candidates, errors, feed, costs = setting
     costs = costs if priced else None
     expected = full_scan(setting, costs)
     assert len(expected) >= 6
     monkeypatch.setattr(greedy, "WIDTH", 100)  # every move is measured in every round
-    steps = greedy_order(model, adapter, candidates, errors, feed, costs=costs)
+    steps = greedy_order(host, candidates, errors, feed, costs=costs)
     assert [(step.site, step.kernel) for step in steps] == [(site, index) for site, index, _ in expected]
     assert [step.error for step in steps] == pytest.approx([error for _, _, error in expected], rel=1e-5)
 
 
 def test_the_lazy_order_is_as_good_and_takes_fewer_passes(setting, monkeypatch):
-    model, adapter, candidates, errors, feed, costs = setting
+    host, candidates, errors, feed, costs = setting
     passes = []
 
     def counted(model, inputs):
         passes.append(1)
-        return run(model, inputs)
+        return host.run(inputs)
 
     monkeypatch.setattr(trials, "run", counted)
     found = {}
     for width in (greedy.WIDTH, 100):
         monkeypatch.setattr(greedy, "WIDTH", width)
         passes.clear()
-        steps = greedy_order(model, adapter, candidates, errors, feed, costs=costs)
+        steps = greedy_order(host, candidates, errors, feed, costs=costs)
         found[width] = (len(passes), sum(step.error for step in steps), {step.site for step in steps})
     lazy, full = found.values()
     assert lazy[0] < 0.75 * full[0]
@@ -101,15 +101,15 @@ def test_the_lazy_order_is_as_good_and_takes_fewer_passes(setting, monkeypatch):
 
 
 def test_it_ends_where_it_is_enough(setting):
-    model, adapter, candidates, errors, feed, _ = setting
-    steps = greedy_order(model, adapter, candidates, errors, feed, enough=lambda steps: len(steps) == 2)
+    host, candidates, errors, feed, _ = setting
+    steps = greedy_order(host, candidates, errors, feed, enough=lambda steps: len(steps) == 2)
     assert len(steps) == 2
     assert len({step.site for step in steps}) == 2
-    assert greedy_order(model, adapter, candidates, errors, feed, enough=lambda _steps: True) == []
+    assert greedy_order(host, candidates, errors, feed, enough=lambda _steps: True) == []
 
 
 def test_kernels_that_are_not_finite_are_never_chosen(setting):
-    model, adapter, candidates, errors, feed, costs = setting
+    host, candidates, errors, feed, costs = setting
     names = list(candidates)[:2]
     broken = LatteKernel(3, 16, sigma=True)
     with torch.no_grad():
@@ -117,14 +117,14 @@ def test_kernels_that_are_not_finite_are_never_chosen(setting):
     # One is known not to be finite, the other turns out not to be.
     candidates = {names[0]: [candidates[names[0]][0], broken], names[1]: [broken]}
     errors = {names[0]: [errors[names[0]][0], float("inf")], names[1]: [0.0]}
-    steps = greedy_order(model, adapter, candidates, errors, feed, costs=costs)
+    steps = greedy_order(host, candidates, errors, feed, costs=costs)
     assert [(step.site, step.kernel) for step in steps] == [(names[0], 0)]
-    assert greedy_order(model, adapter, candidates, {name: [float("inf")] for name in names}, feed) == []
+    assert greedy_order(host, candidates, {name: [float("inf")] for name in names}, feed) == []
 
 
 def test_the_path_is_a_frontier_with_measured_fidelity(setting):
-    model, adapter, candidates, errors, feed, costs = setting
-    steps = greedy_order(model, adapter, candidates, errors, feed, costs=costs)
+    host, candidates, errors, feed, costs = setting
+    steps = greedy_order(host, candidates, errors, feed, costs=costs)
     points = path(steps, costs)
     assert points[0] == Point({}, 1.0, 0.0, 1.0)
     assert points[-1].kernels == dict.fromkeys(candidates, 1)
@@ -133,7 +133,7 @@ def test_the_path_is_a_frontier_with_measured_fidelity(setting):
     assert flops == sorted(flops, reverse=True)
     some = points[3]
     kernels = {site: candidates[site][i] for site, i in some.kernels.items()}
-    measured = try_plan(model, adapter, kernels, feed)
+    measured = try_plan(host, kernels, feed)
     assert (some.error, some.cosine) == pytest.approx((measured.error, measured.worst.cosine))
 
     def never(_point):

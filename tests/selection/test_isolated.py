@@ -8,9 +8,9 @@ import pytest
 import torch
 import transformers
 
-from latte_convert.adapters.convert import apply
 from latte_convert.adapters.find import find_adapter
-from latte_convert.data.feed import BatchFeed, Inputs, JoinedFeed, run
+from latte_convert.adapters.host import Host
+from latte_convert.data.feed import BatchFeed, Inputs, JoinedFeed
 from latte_convert.errors import CheckpointError
 from latte_convert.kernels.latte.kernel import LatteKernel
 from latte_convert.kernels.near_far.kernel import NearFarKernel
@@ -56,7 +56,7 @@ def test_a_detector_depends_on_its_first_encoder_layer(detector):
     # the self-attention of the decoder can go. The paper's score grows with depth and says the opposite.
     model, feed = detector
     sites = eligible(model)
-    scores = isolated_scores(model, find_adapter(model), sites, latte(sites), feed)
+    scores = isolated_scores(Host.of(model), sites, latte(sites), feed)
     order = sorted(scores, key=lambda name: scores[name][0].value)
     assert order[-1] == "model.encoder.layers.0.self_attn"
     assert set(order[:3]) == {f"model.decoder.layers.{i}.self_attn" for i in range(3)}
@@ -64,14 +64,15 @@ def test_a_detector_depends_on_its_first_encoder_layer(detector):
 
 def test_a_score_is_the_squared_error_over_the_variance(detector):
     model, feed = detector
+    host = Host.of(model)
     site = next(site for site in eligible(model) if site.name == "model.encoder.layers.1.self_attn")
     kernels = latte([site])
-    score = isolated_scores(model, find_adapter(model), [site], kernels, feed)[site.name][0]
+    score = isolated_scores(Host.of(model), [site], kernels, feed)[site.name][0]
     expected = 0.0
     for name in ("logits", "pred_boxes"):
-        original = torch.cat([run(model, inputs)[name] for inputs in feed]).flatten(0, 1).double()
-        with apply(model, find_adapter(model), {site.name: kernels[site.name][0]}):
-            converted = torch.cat([run(model, inputs)[name] for inputs in feed]).flatten(0, 1).double()
+        original = torch.cat([host.run(inputs)[name] for inputs in feed]).flatten(0, 1).double()
+        with host.convert({site.name: kernels[site.name][0]}):
+            converted = torch.cat([host.run(inputs)[name] for inputs in feed]).flatten(0, 1).double()
         expected += float((original - converted).square().sum() / (original - original.mean(0)).square().sum())
         if name == "logits":
             cosine = float(torch.nn.functional.cosine_similarity(original, converted, dim=-1).mean())
@@ -85,7 +86,7 @@ def test_errors_of_two_sites_add_up(detector):
     names = ["model.encoder.layers.2.self_attn", "model.decoder.layers.2.encoder_attn"]
     sites = [site for site in eligible(model) if site.name in names]
     kernels = latte(sites)
-    alone = isolated_scores(model, find_adapter(model), sites, kernels, feed)
+    alone = isolated_scores(Host.of(model), sites, kernels, feed)
     both = try_plan(model, find_adapter(model), {name: each[0] for name, each in kernels.items()}, feed).error
     total = sum(each[0].value for each in alone.values())
     assert 0.7 * total < both < 1.4 * total
@@ -104,17 +105,17 @@ def test_each_tower_is_judged_by_its_own_output():
     images = Feed([{"pixel_values": each} for each in pixels], "get_image_features", "vision")
     texts = Feed([{"input_ids": ids, "attention_mask": mask} for ids, mask in words], "get_text_features", "text")
     sites = eligible(model)
-    adapter = find_adapter(model)
-    together = isolated_scores(model, adapter, sites, latte(sites), JoinedFeed([images, texts]))
+    host = Host.of(model)
+    together = isolated_scores(host, sites, latte(sites), JoinedFeed([images, texts]))
     for tower, feed in (("vision", images), ("text", texts)):
         of_tower = [site for site in sites if site.tower == tower]
         assert len(of_tower) > 1
-        alone = isolated_scores(model, adapter, of_tower, latte(of_tower), feed)
+        alone = isolated_scores(host, of_tower, latte(of_tower), feed)
         assert {name: together[name] for name in alone} == alone
     with pytest.raises(CheckpointError, match="never called"):
-        isolated_scores(model, adapter, sites, latte(sites), images)
+        isolated_scores(host, sites, latte(sites), images)
     # Of a pass through both towers, both embeddings count.
-    joint = isolated_scores(model, adapter, sites, latte(sites), BatchFeed([dict(batch)]))
+    joint = isolated_scores(host, sites, latte(sites), BatchFeed([dict(batch)]))
     assert all(scores[0].value > 0 for scores in joint.values())
 
 
@@ -124,10 +125,10 @@ def test_a_kernel_that_reads_the_grid_scores_as_without_playing_back(tiny_dino):
     feed = BatchFeed([{"pixel_values": pixels}, {"pixel_values": pixels[..., :98]}])
     sites = eligible(model)
     kernels = {s.name: [NearFarKernel(s.heads, s.head_dim, window=2, halo=1, clusters=16)] for s in sites}
-    adapter = find_adapter(model)
-    scores = isolated_scores(model, adapter, sites, kernels, feed)
+    host = Host.of(model)
+    scores = isolated_scores(host, sites, kernels, feed)
     for site in sites:
-        alone = try_plan(model, adapter, {site.name: kernels[site.name][0]}, feed)
+        alone = try_plan(host, {site.name: kernels[site.name][0]}, feed)
         assert scores[site.name][0].value == pytest.approx(alone.error, rel=1e-6)
         assert alone.error > 0
 
@@ -139,7 +140,7 @@ def test_an_output_that_is_not_finite_scores_infinite(detector):
     with torch.no_grad():
         broken.sigma.fill_(float("inf"))
     candidates = {site.name: [*latte([site])[site.name], broken]}
-    good, bad = isolated_scores(model, find_adapter(model), [site], candidates, feed)[site.name]
+    good, bad = isolated_scores(Host.of(model), [site], candidates, feed)[site.name]
     assert math.isfinite(good.value)
     assert bad.value == math.inf
 
@@ -147,21 +148,22 @@ def test_an_output_that_is_not_finite_scores_infinite(detector):
 def test_below_min_tokens_nothing_changes(detector):
     model, feed = detector
     sites = eligible(model)
-    scores = isolated_scores(model, find_adapter(model), sites, latte(sites), feed, min_tokens=10_000)
+    scores = isolated_scores(Host.of(model), sites, latte(sites), feed, min_tokens=10_000)
     assert {each[0].value for each in scores.values()} == {0.0}
 
 
 def test_the_model_is_left_as_it_was(detector):
     model, feed = detector
+    host = Host.of(model)
     sites = eligible(model)
     inputs = next(iter(feed))
-    original = run(model, inputs).logits
+    original = host.run(inputs).logits
     kernels = latte(sites)
     last = sites[-1].name
     kernels[last][0].forward = None  # stops with an error in the middle of a trial
     with pytest.raises(TypeError):
-        isolated_scores(model, find_adapter(model), sites, kernels, feed)
-    assert torch.equal(run(model, inputs).logits, original)
+        isolated_scores(Host.of(model), sites, kernels, feed)
+    assert torch.equal(host.run(inputs).logits, original)
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 

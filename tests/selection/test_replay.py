@@ -11,8 +11,7 @@ import torch
 from adapters import timm_models, tiny_models
 from torch import nn
 
-from latte_convert.adapters.convert import apply
-from latte_convert.adapters.find import enclosing_block, find_adapter
+from latte_convert.adapters.host import Host
 from latte_convert.data.feed import Inputs, run
 from latte_convert.kernels.latte.kernel import LatteKernel
 from latte_convert.measuring.fidelity import named_outputs
@@ -27,20 +26,20 @@ def own_forwards(model: nn.Module) -> dict[str, object]:
 
 def assert_replay_is_exact(model: nn.Module, inputs: Inputs, only: str = "") -> None:
     """Each site converted alone: bit for bit the same with and without playing back, and not the original."""
-    adapter = find_adapter(model)
-    sites = [site for site in adapter.sites(model) if site.eligible and only in site.name]
+    host = Host.of(model)
+    sites = [site for site in host.sites() if site.eligible and only in site.name]
     before = own_forwards(model)
-    replay = Replay(model, [enclosing_block(model, site.name) for site in sites])
+    replay = Replay(model, [host.block(site.name) for site in sites])
     with replay.record():
-        original = dict(named_outputs(run(model, inputs)))
-    reached = [site for site in sites if replay.reached(enclosing_block(model, site.name))]
+        original = dict(named_outputs(host.run(inputs)))
+    reached = [site for site in sites if replay.reached(host.block(site.name))]
     assert reached
     changed = 0
     for site in reached:
-        with apply(model, adapter, {site.name: LatteKernel(site.heads, site.head_dim)}):
-            plain = dict(named_outputs(run(model, inputs)))
-            with replay.before(enclosing_block(model, site.name)):
-                replayed = dict(named_outputs(run(model, inputs)))
+        with host.convert({site.name: LatteKernel(site.heads, site.head_dim)}):
+            plain = dict(named_outputs(host.run(inputs)))
+            with replay.before(host.block(site.name)):
+                replayed = dict(named_outputs(host.run(inputs)))
         assert list(plain) == list(replayed)
         assert all(torch.equal(plain[name], replayed[name]) for name in plain), site.name
         changed += any(not torch.equal(plain[name], original[name]) for name in plain)

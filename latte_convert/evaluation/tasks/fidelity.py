@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from latte_convert.adapters.capture import outputs_of
-from latte_convert.adapters.find import enclosing_block, find_sites
-from latte_convert.data.feed import run
+from latte_convert.adapters.host import Host
 from latte_convert.evaluation.features import prefix_tokens
 from latte_convert.evaluation.tasks.base import Example, Metric, Task
 from latte_convert.evaluation.unlabelled import examples_of, open_unlabelled
@@ -55,12 +53,12 @@ class FidelityTask(Task):
 
     def predict(self, model: nn.Module, inputs: Inputs, examples: Sequence[Example]) -> list[Any]:
         """Every block's and every other output of each sample, by name."""
+        host = Host.of(model)
         if self._blocks is None:  # first of all, so on the original
-            sites = [site.name for site in find_sites(model) if site.eligible]
-            self._blocks = list(dict.fromkeys(enclosing_block(model, name) for name in sites))
+            self._blocks = list(dict.fromkeys(host.block(site.name) for site in host.sites() if site.eligible))
             self._prefix = prefix_tokens(model)
-        with outputs_of(model, self._blocks) as blocks:
-            outputs = dict(named_outputs(run(model, inputs), self._prefix))
+        with host.outputs_of(self._blocks) as blocks:
+            outputs = dict(named_outputs(host.run(inputs), self._prefix))
         tower = "" if inputs.method == "forward" else f"{examples[0].modality}."
         self._primaries[tower + primary_output(outputs, tower=bool(tower))] = None
         named = {**{tower + name: tensor for name, tensor in outputs.items()}, **blocks}

@@ -1,95 +1,70 @@
-"""A job: what a conversion knows so far, and everything that is checked before it starts."""
+"""A task: the model, the samples and the recipe of a conversion, opened and checked before anything is computed."""
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from latte_convert.adapters.find import find_adapter
+from latte_convert.adapters.host import Host
+from latte_convert.adapters.sites import restrict
 from latte_convert.attention import AttentionSite
 from latte_convert.calibration.candidates import candidates
-from latte_convert.calibration.fit import Fit, obstacle
-from latte_convert.data.feed import BatchFeed, Feed, JoinedFeed, SampleFeed, run
+from latte_convert.calibration.fit import obstacle
+from latte_convert.data.feed import BatchFeed, Feed, JoinedFeed, SampleFeed
 from latte_convert.errors import CheckpointError, DataError, RecipeError, first_line
-from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.registry import get_kernel
-from latte_convert.measuring.fidelity import Fidelity, named_outputs
-from latte_convert.measuring.stripes import Stripes
+from latte_convert.measuring.fidelity import named_outputs
 from latte_convert.recipe import Candidate, Recipe
-from latte_convert.selection.budget import Point
-from latte_convert.selection.plan import Plan
-from latte_convert.selection.policy import restrict
-from latte_convert.selection.scores import Score
-from latte_convert.wording import some
 
 if TYPE_CHECKING:
-    from latte_convert.attention import Adapter
     from latte_convert.checkpoints.base import Checkpoint
     from latte_convert.data.feed import Processor
     from latte_convert.data.samples import Modality, SampleSet
-    from latte_convert.report.schema import AttentionMap
 
 Samples = str | Path | Sequence[str | Path]
 """Where samples come from: a folder or file, ``hf:NAME``, or one of each modality that a model has a tower for."""
 
 
-@dataclass
-class Job:
-    """What a conversion knows so far. Each stage fills in its part.
+@dataclass(frozen=True)
+class Task:
+    """What is to be converted, with which samples and how. No stage changes it.
 
-    ``fitted`` holds every candidate that could be fitted to a site, ``fits`` the one the site gets, or would get.
-    ``frontier`` holds plans that were weighed, and whether it is the chosen one.
+    Attributes:
+        host: The original model with its adapter.
+        recipe: The settings.
+        sites: Every attention module, the ones that cannot or shall not be converted included, with the reason.
+        candidates: The kernels that are fitted to each eligible site.
+        fitting: Inputs to fit, score and choose with.
+        holdout: Inputs to measure with; nothing is fitted to them.
+        source: The checkpoint; None for a model that was given in memory.
+        samples: The sample sets behind the inputs; empty for ready batches.
+        processors: What prepared each of them.
+        unexpected_keys: Tensors of the checkpoint that the model has no place for.
     """
 
-    model: nn.Module
-    adapter: Adapter
+    host: Host
     recipe: Recipe
-    sites: list[AttentionSite]
+    sites: tuple[AttentionSite, ...]
+    candidates: tuple[Candidate, ...]
     fitting: Feed
     holdout: Feed
     source: Checkpoint | None = None
     samples: tuple[SampleSet, ...] = ()
     processors: tuple[Processor, ...] = ()
     unexpected_keys: tuple[str, ...] = ()
-    candidates: list[Candidate] = field(default_factory=list)
-    fitted: dict[str, list[Fit]] = field(default_factory=dict)
-    fits: dict[str, Fit] = field(default_factory=dict)
-    scores: dict[str, Score] = field(default_factory=dict)
-    stripes: dict[str, Stripes] = field(default_factory=dict)
-    plan: Plan | None = None
-    frontier: list[tuple[Point, bool]] = field(default_factory=list)
-    fidelity: Fidelity | None = None
-    maps: list[AttentionMap] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
 
     @property
-    def eligible(self) -> list[AttentionSite]:
-        """Sites that can be converted, in order of the module tree."""
-        return [site for site in self.sites if site.eligible]
-
-    def kernels(self, sites: Iterable[AttentionSite]) -> dict[str, Kernel]:
-        """The fitted kernels of sites, by name."""
-        return {s.name: kernel for s in sites if (kernel := self.fits[s.name].kernel) is not None}
-
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        """Add the wall time of a stage to ``seconds``."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+    def protected(self) -> list[Path]:
+        """What no output may replace: the source checkpoint and the samples."""
+        paths = [Path(samples.source).expanduser() for samples in self.samples if not samples.source.startswith("hf:")]
+        return [*paths, *([self.source.path] if self.source else [])]
 
 
-def prepare(
+def open_task(
     model: str | Path | nn.Module,
     calib: Samples | Iterable[dict[str, Any]],
     recipe: Recipe,
@@ -98,77 +73,72 @@ def prepare(
     revision: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
-) -> Job:
-    """Check everything that can be checked, samples first and weights last; see ``convert`` for the arguments."""
-    kernels = candidates(recipe)
-    sources = _sample_sources(calib)
+) -> Task:
+    """Check everything that can be checked, samples first and weights last; ``convert`` explains the arguments.
+
+    Raises:
+        CheckpointError: The model cannot be found, loaded or converted.
+        DataError: The samples cannot be used.
+        RecipeError: The recipe does not fit the model.
+    """
+    kernels = tuple(candidates(recipe))
+    places = _sample_places(calib)
     if isinstance(model, nn.Module):
-        return _prepare_loaded(model, None if sources else calib, recipe, kernels)
-    if not sources:
+        return _open_loaded(model, None if places else calib, recipe, kernels)
+    if not places:
         raise DataError("ready batches go with a loaded model; give a folder or file of samples for a checkpoint.")
     from latte_convert.checkpoints.resolve import resolve
     from latte_convert.environment import choose_device
 
-    start = time.perf_counter()
     device = choose_device(device)
     source = resolve(model, revision=revision, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-    opened = _open_all(source, sources, recipe)
+    opened = _open_all(source, places, recipe)
     loaded, unexpected = source.instantiate(source.original_tensors(), recipe.resolution)
-    loaded = loaded.to(device)
+    host = Host.of(loaded.to(device))
     fitting: list[Feed] = []
     holdout: list[Feed] = []
     for samples, processor in opened:
         fitted, held = samples.split(max(1, round(len(samples) * recipe.holdout)))
-        fitting.append(SampleFeed(fitted, processor, loaded))
-        holdout.append(SampleFeed(held, processor, loaded))
-    adapter = find_adapter(loaded)
-    job = Job(
-        model=loaded,
-        adapter=adapter,
+        fitting.append(SampleFeed(fitted, processor, host.model))
+        holdout.append(SampleFeed(held, processor, host.model))
+    _check_first_samples(host, fitting)
+    reached = _reachable(host.sites(), [processor.towers(host.model) for _, processor in opened])
+    return Task(
+        host=host,
         recipe=recipe,
-        sites=_servable(
-            restrict(_reachable(adapter.sites(loaded), [p.towers(loaded) for _, p in opened]), recipe), kernels
-        ),
+        sites=_servable(restrict(reached, recipe), kernels),
+        candidates=kernels,
         fitting=JoinedFeed(fitting),
         holdout=JoinedFeed(holdout),
-        candidates=kernels,
+        source=source,
         samples=tuple(samples for samples, _ in opened),
         processors=tuple(processor for _, processor in opened),
-        source=source,
         unexpected_keys=tuple(unexpected),
     )
-    if unexpected:
-        job.warnings.append(
-            f"{len(unexpected)} tensors of the checkpoint have no place in {source.model_class} "
-            f"({some(unexpected)}); they are kept in the artifact."
-        )
-    _check_first_sample(job)
-    job.seconds["load"] = time.perf_counter() - start
-    return job
 
 
-def _check_first_sample(job: Job) -> None:
+def _check_first_samples(host: Host, feeds: Iterable[Feed]) -> None:
     """Run one sample of each kind: a processor whose images have another size than the model's shows here."""
-    seen: set[str] = set()
-    for feed in job.fitting.feeds if isinstance(job.fitting, JoinedFeed) else []:
+    broken: set[str] = set()
+    for feed in feeds:
         inputs = next(iter(feed))
         try:
-            output = run(job.model, inputs)
+            output = host.run(inputs)
         except (ValueError, RuntimeError, TypeError, IndexError, KeyError) as error:
             shapes = {key: tuple(value.shape) for key, value in inputs.kwargs.items() if hasattr(value, "shape")}
-            reason = first_line(error)
             raise CheckpointError(
-                f"{type(job.model).__name__} does not run on what its processor makes of a sample {shapes}: {reason}"
+                f"{type(host.model).__name__} does not run on what its processor makes of a sample {shapes}: "
+                f"{first_line(error)}"
             ) from error
-        seen |= {name for name, tensor in named_outputs(output) if not bool(tensor.isfinite().all())}
-    if seen:
+        broken |= {name for name, tensor in named_outputs(output) if not bool(tensor.isfinite().all())}
+    if broken:
         raise CheckpointError(
-            f"the original model's own output is not finite ({', '.join(sorted(seen))}): its weights hold NaN or "
+            f"the original model's own output is not finite ({', '.join(sorted(broken))}): its weights hold NaN or "
             "overflow in this dtype."
         )
 
 
-def _sample_sources(calib: Any) -> list[str | Path]:
+def _sample_places(calib: Any) -> list[str | Path]:
     """The places that samples come from; empty for ready batches."""
     if isinstance(calib, str | Path):
         return [calib]
@@ -177,7 +147,7 @@ def _sample_sources(calib: Any) -> list[str | Path]:
     return []
 
 
-def _prepare_loaded(model: nn.Module, calib: Any, recipe: Recipe, kernels: list[Candidate]) -> Job:
+def _open_loaded(model: nn.Module, calib: Any, recipe: Recipe, kernels: tuple[Candidate, ...]) -> Task:
     if calib is None:
         raise DataError(
             "a loaded model has no preprocessing of its own: give an iterable of ready batches, "
@@ -185,19 +155,19 @@ def _prepare_loaded(model: nn.Module, calib: Any, recipe: Recipe, kernels: list[
         )
     if recipe.resolution is not None:
         raise RecipeError("resolution is for checkpoints: ready batches have their size already. Leave it out.")
-    adapter = find_adapter(model)
+    host = Host.of(model)
     batches = list(calib)
     if len(batches) < recipe.min_samples:
         raise DataError(f"{len(batches)} batches given, at least {recipe.min_samples} are needed.")
     held = max(1, round(len(batches) * recipe.holdout))
-    return Job(
-        model=model.eval(),
-        adapter=adapter,
+    model.eval()
+    return Task(
+        host=host,
         recipe=recipe,
-        sites=_servable(restrict(adapter.sites(model), recipe), kernels),
+        sites=_servable(restrict(host.sites(), recipe), kernels),
+        candidates=kernels,
         fitting=BatchFeed(batches[:-held]),
         holdout=BatchFeed(batches[-held:]),
-        candidates=kernels,
     )
 
 
@@ -245,20 +215,20 @@ def _open(
     raise failure or DataError(f"{calib} has no usable sample.")
 
 
-def _reachable(sites: list[AttentionSite], towers: Sequence[set[str] | None]) -> list[AttentionSite]:
+def _reachable(sites: Iterable[AttentionSite], towers: Sequence[set[str] | None]) -> list[AttentionSite]:
     """Sites of towers that no samples reach are not eligible."""
     if any(reached is None for reached in towers):
-        return sites
+        return list(sites)
     known = {tower for reached in towers for tower in reached or ()}
     return [
-        dataclasses.replace(site, eligible=False, reason=f"no samples reach the {site.tower} tower")
+        replace(site, eligible=False, reason=f"no samples reach the {site.tower} tower")
         if site.eligible and site.tower not in known
         else site
         for site in sites
     ]
 
 
-def _servable(sites: list[AttentionSite], kernels: Sequence[Candidate]) -> list[AttentionSite]:
+def _servable(sites: Iterable[AttentionSite], kernels: Sequence[Candidate]) -> tuple[AttentionSite, ...]:
     """Sites that no kernel of the recipe can serve are not eligible.
 
     Raises:
@@ -268,8 +238,8 @@ def _servable(sites: list[AttentionSite], kernels: Sequence[Candidate]) -> list[
     for site in sites:
         reasons = [obstacle(get_kernel(each.kernel), site) for each in kernels]
         refused = site.eligible and all(reason is not None for reason in reasons)
-        served.append(dataclasses.replace(site, eligible=False, reason=reasons[0]) if refused else site)
+        served.append(replace(site, eligible=False, reason=reasons[0]) if refused else site)
     if not any(site.eligible for site in served):
         why = "; ".join(sorted({site.reason for site in served if site.reason}))
         raise CheckpointError(f"no attention site can be converted: {why}.")
-    return served
+    return tuple(served)
