@@ -17,7 +17,7 @@ from latte_convert.errors import CheckpointError, GateError
 from latte_convert.kernels.softmax import softmax_flops
 from latte_convert.recipe import Candidate, Recipe
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import measure_tiny  # noqa: E402

@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 
+from latte_convert.adapters.sites import matches, restrict
 from latte_convert.attention import AttentionSite
 from latte_convert.errors import CheckpointError, RecipeError
 from latte_convert.recipe import Recipe
 from latte_convert.selection.budget import most_robust
-from latte_convert.selection.policy import count, matches, plan, restrict
+from latte_convert.selection.policy import count, plan
 
 SITES = [AttentionSite(f"encoder.layers.{i}.self_attn", "encoder", "self", False, 4, 16) for i in range(12)]
 SCORES = {site.name: float(abs(i - 5)) for i, site in enumerate(SITES)}
