@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 DATA_ENV = "LATTE_TEST_DATA"
 MODELS_ENV = "LATTE_TEST_MODELS"
+DATA = Path(__file__).parent / "data"
 
 
 def _absent(kind: str, what: str, variable: str) -> None:
@@ -26,8 +28,35 @@ def _absent(kind: str, what: str, variable: str) -> None:
 
 
 @pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The five photographs of ``tests/data`` and the left and right half of each: 15 JPEG files."""
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("photos")
+    for path in sorted((DATA / "photos").glob("*.jpg")):
+        shutil.copy(path, folder)
+        with Image.open(path) as photo:
+            width, height = photo.size
+            photo.crop((0, 0, width // 2, height)).save(folder / f"{path.stem}-left.jpg")
+            photo.crop((width // 2, 0, width, height)).save(folder / f"{path.stem}-right.jpg")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def speech() -> Path:
+    """Three spoken sentences of about three seconds, and ``metadata.csv`` with what they say."""
+    return DATA / "speech"
+
+
+@pytest.fixture(scope="session")
+def sentences() -> Path:
+    """Twenty rows of two sentences and their similarity from 0 to 5, without a header."""
+    return DATA / "sentences.csv"
+
+
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder with ``coco_val128``, ``clothing``, ``an4_windows`` and ``stsb``."""
+    """Folder with ``an4_windows`` and ``stsb``, for the measurements that need many samples."""
     here = Path(__file__).resolve().parents[1]
     path = Path(os.environ.get(DATA_ENV) or here.parent / "shared" / "data")
     if not (path / "coco_val128" / "images").is_dir():

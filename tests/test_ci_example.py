@@ -35,10 +35,9 @@ def run(command: str, folder: Path, **environment: str) -> subprocess.CompletedP
     )
 
 
-def test_every_step_works_and_a_second_run_compares(tmp_path: Path, shared_data: Path) -> None:
-    photos = str(shared_data / "clothing" / "test")
+def test_every_step_works_and_a_second_run_compares(tmp_path: Path, photos: Path) -> None:
     model = str(ROOT / "tests" / "models" / "tiny-detr")
-    environment = {"MODEL": model, "CALIB": photos, "TASK": "fidelity", "DATA": photos}
+    environment = {"MODEL": model, "CALIB": str(photos), "TASK": "fidelity", "DATA": str(photos)}
     for name, command in steps().items():
         done = run(command, tmp_path, **environment)
         assert done.returncode == 0, f"{name}: {done.stderr}"

@@ -24,11 +24,6 @@ from latte_convert.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
-def photos(shared_data: Path) -> Path:
-    return shared_data / "coco_val128" / "images"
-
-
-@pytest.fixture(scope="module")
 def converted(tiny_dino: Path, photos: Path):
     return latte_convert.convert(tiny_dino, photos, recipe=Recipe(kernel="latte", samples=8))
 

@@ -14,8 +14,8 @@ from latte_convert.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
-def data(shared_data):
-    return {"vision": shared_data / "coco_val128" / "images", "text": shared_data / "stsb" / "stsb-en-test.csv"}
+def data(photos, sentences):
+    return {"vision": photos, "text": sentences}
 
 
 def eligible(report) -> set[str]:

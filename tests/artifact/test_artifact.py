@@ -24,8 +24,7 @@ from latte_convert.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
-def result(tiny_dino: Path, shared_data: Path):
-    photos = shared_data / "coco_val128" / "images"
+def result(tiny_dino: Path, photos: Path):
     return latte_convert.convert(tiny_dino, photos, recipe=Recipe(kernel="latte", samples=4))
 
 
@@ -75,7 +74,8 @@ def test_the_fingerprint_is_that_of_the_hybrid(artifact, change, same):
     assert (read_manifest(artifact).fingerprint == before) is same
 
 
-def test_the_report_says_of_which_artifact_it_is(result, saved):
+def test_the_report_says_of_which_artifact_it_is(result, tmp_path):
+    saved = result.save(tmp_path / "hybrid")
     recorded = json.loads((saved / "report.json").read_text())["artifact_fingerprint"]
     assert recorded == result.report.artifact_fingerprint == read_manifest(saved).fingerprint
 
@@ -186,11 +186,9 @@ def test_an_artifact_and_an_empty_directory_can_be_replaced(result, artifact, tm
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "hybrid"]
 
 
-def test_nothing_that_is_needed_is_ever_replaced(artifact, tiny_dino, shared_data, tmp_path, monkeypatch):
-    photos = tmp_path / "home" / "photos"
-    photos.mkdir(parents=True)
-    for path in sorted((shared_data / "coco_val128" / "images").iterdir())[:4]:
-        shutil.copy(path, photos)
+def test_nothing_that_is_needed_is_ever_replaced(artifact, tiny_dino, photos, tmp_path, monkeypatch):
+    photos = shutil.copytree(photos, tmp_path / "home" / "photos")
+    count = len(list(photos.iterdir()))
     model = shutil.copytree(tiny_dino, tmp_path / "home" / "model")
     shutil.copy(artifact / "latte.json", tmp_path / "home")  # as if home were an artifact
     result = latte_convert.convert(model, photos, recipe=Recipe(samples=4))
@@ -206,7 +204,7 @@ def test_nothing_that_is_needed_is_ever_replaced(artifact, tiny_dino, shared_dat
     with pytest.raises(OutputError, match="would be lost"):
         latte_convert.restore(artifact, tmp_path / "home", overwrite=True)
     assert latte_convert.verify(artifact).files == 3
-    assert len(list(photos.iterdir())) == 4
+    assert len(list(photos.iterdir())) == count
 
 
 def test_a_restored_original_can_be_replaced_by_itself(artifact, tmp_path):
@@ -288,11 +286,11 @@ def test_files_that_the_manifest_does_not_name_are_found(artifact, tmp_path):
         latte_convert.restore(artifact, tmp_path / "original")
 
 
-def test_a_source_with_tensors_of_our_name_is_refused(tiny_dino, shared_data, tmp_path):
+def test_a_source_with_tensors_of_our_name_is_refused(tiny_dino, photos, tmp_path):
     model = shutil.copytree(tiny_dino, tmp_path / "model")
     edit_weights(model, lambda t: t.update({"foo.latte.alpha": torch.zeros(1)}))
     with pytest.raises(CheckpointError, match=r"foo\.latte\.alpha"):
-        latte_convert.convert(model, shared_data / "coco_val128" / "images", recipe=Recipe(samples=4))
+        latte_convert.convert(model, photos, recipe=Recipe(samples=4))
 
 
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])

@@ -179,8 +179,8 @@ def test_a_detector_is_measured_with_its_cross_attention(tmp_path):
     assert length.variant("hybrid").forward is not None
 
 
-def test_real_samples_take_the_place_of_synthetic_ones(dino, shared_data):
-    data = str(shared_data / "coco_val128" / "images")
+def test_real_samples_take_the_place_of_synthetic_ones(dino, photos):
+    data = str(photos)
     _, [case] = make_cases(open_artifact(dino), resolutions=[56], data=data)
     assert len(case.inputs) == 4
     assert len({inputs.kwargs["pixel_values"].sum().item() for inputs in case.inputs}) == 4

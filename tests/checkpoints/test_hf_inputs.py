@@ -62,10 +62,10 @@ def test_modalities(cls, expected):
     assert modalities(cls) == expected
 
 
-def test_a_checkpoints_own_preprocessing(tiny_dino, shared_data):
+def test_a_checkpoints_own_preprocessing(tiny_dino, photos):
     from PIL import Image
 
-    image = Image.open(next((shared_data / "coco_val128" / "images").iterdir())).convert("RGB")
+    image = Image.open(photos / "cat.jpg").convert("RGB")
     source = resolve(tiny_dino)
     model = hf.Dinov2Model.from_pretrained(tiny_dino)
     batch = source.processor("image").prepare(Sample("x", "", image), model)

@@ -43,26 +43,16 @@ def write(path: Path, name: str = "clip", *, dtype: torch.dtype = torch.float32,
     return path
 
 
-@pytest.fixture(scope="module")
-def images(shared_data: Path) -> Path:
-    return shared_data / "coco_val128" / "images"
-
-
-@pytest.fixture(scope="module")
-def texts(shared_data: Path) -> Path:
-    return shared_data / "stsb" / "stsb-en-test.csv"
-
-
 @pytest.mark.parametrize(
     ("name", "cls"),
     [("clip", "CLIP"), ("quick_gelu", "CLIP"), ("custom", "CLIP"), ("coca", "CoCa"), ("siglip", "CustomTextCLIP")],
 )
 @pytest.mark.parametrize("tower", ["vision", "text"])
 def test_convert_save_load_verify_restore(
-    name: str, cls: str, tower: str, tmp_path: Path, images: Path, texts: Path
+    name: str, cls: str, tower: str, tmp_path: Path, photos: Path, sentences: Path
 ) -> None:
     source = write(tmp_path / "source", name)
-    result = latte_convert.convert(source, images if tower == "vision" else texts, recipe=RECIPE)
+    result = latte_convert.convert(source, photos if tower == "vision" else sentences, recipe=RECIPE)
     assert {site.tower for site in result.report.sites if site.eligible} == {tower}
     assert result.report.source.library == "open_clip"
     out = result.save(tmp_path / "hybrid")
@@ -91,35 +81,35 @@ def test_convert_save_load_verify_restore(
     assert all(torch.equal(before[key], value) for key, value in again.state_dict().items())
 
 
-def test_both_towers_of_one_model(tmp_path: Path, images: Path, texts: Path) -> None:
+def test_both_towers_of_one_model(tmp_path: Path, photos: Path, sentences: Path) -> None:
     source = write(tmp_path / "source")
-    result = latte_convert.convert(source, [images, texts], recipe=RECIPE)
+    result = latte_convert.convert(source, [photos, sentences], recipe=RECIPE)
     assert {site.tower for site in result.report.sites if site.eligible} == {"vision", "text"}
     assert len(result.report.converted) == 2
     assert latte_convert.verify(result.save(tmp_path / "hybrid")).probe_difference < 1e-5
 
 
-def test_the_command_line_takes_the_scheme(tmp_path: Path, images: Path, latte: Any) -> None:
+def test_the_command_line_takes_the_scheme(tmp_path: Path, photos: Path, latte: Any) -> None:
     source, out = write(tmp_path / "source"), tmp_path / "hybrid"
     name = f"open_clip:local-dir:{source}"
-    assert latte("convert", name, "--calib", images, "--samples", 6, "--out", out)[0] == 0
+    assert latte("convert", name, "--calib", photos, "--samples", 6, "--out", out)[0] == 0
     assert latte_convert.verify(out).files == 2
-    code, _, err = latte("convert", "open_clip:ViT-B-32/nothing", "--calib", images, "--out", tmp_path / "x")
+    code, _, err = latte("convert", "open_clip:ViT-B-32/nothing", "--calib", photos, "--out", tmp_path / "x")
     assert code == 3
     assert "its tags: openai" in " ".join(err.split())
 
 
-def test_a_tokenizer_of_the_checkpoint(tmp_path: Path, texts: Path) -> None:
+def test_a_tokenizer_of_the_checkpoint(tmp_path: Path, sentences: Path) -> None:
     """SigLIP's text tower, with a Transformers tokenizer beside the configuration."""
     source = write(tmp_path / "source", "siglip")
     config = json.loads((source / "open_clip_config.json").read_text())
     config["model_cfg"]["text_cfg"] |= {"hf_tokenizer_name": "org/name", "tokenizer_kwargs": {"clean": "canonicalize"}}
     (source / "open_clip_config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"no usable tokenizer.*org/name, whose files are not beside it"):
-        latte_convert.convert(source, texts, recipe=RECIPE)
+        latte_convert.convert(source, sentences, recipe=RECIPE)
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "man", "is"]))
     hf.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(source)
-    out = latte_convert.convert(source, texts, recipe=RECIPE).save(tmp_path / "hybrid")
+    out = latte_convert.convert(source, sentences, recipe=RECIPE).save(tmp_path / "hybrid")
     assert latte_convert.verify(out).probe_difference < 1e-5
     tokens = resolve(out).processor("text").apply(["A man, is!"])  # type: ignore[attr-defined]
     assert tokens.shape == (1, 16)
@@ -127,9 +117,9 @@ def test_a_tokenizer_of_the_checkpoint(tmp_path: Path, texts: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_dtype_is_kept(dtype: torch.dtype, tmp_path: Path, images: Path) -> None:
+def test_dtype_is_kept(dtype: torch.dtype, tmp_path: Path, photos: Path) -> None:
     source = write(tmp_path / "source", dtype=dtype)
-    result = latte_convert.convert(source, images, recipe=RECIPE)
+    result = latte_convert.convert(source, photos, recipe=RECIPE)
     assert {p.dtype for name, p in result.model.named_parameters() if ".latte." not in name} == {dtype}
     latte_convert.verify(result.save(tmp_path / "hybrid"))
 
@@ -157,9 +147,9 @@ def test_pickles_only_on_request(tmp_path: Path) -> None:
     assert all(torch.equal(expected[key], value) for key, value in model.state_dict().items())
 
 
-def test_sharded_weights(tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_weights(tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("latte_convert.artifact.tensors.SHARD_SIZE", "1MB")
-    out = latte_convert.convert(write(tmp_path / "source"), images, recipe=RECIPE).save(tmp_path / "hybrid")
+    out = latte_convert.convert(write(tmp_path / "source"), photos, recipe=RECIPE).save(tmp_path / "hybrid")
     assert (out / "open_clip_model.safetensors.index.json").is_file()
     assert "open_clip_model.safetensors.index.json" not in resolve(out).sidecars()
     assert latte_convert.verify(out).probe_difference < 1e-5
@@ -195,19 +185,19 @@ def _without(tensors: dict[str, torch.Tensor], key: str) -> dict[str, torch.Tens
     ],
     ids=["missing", "shape", "foreign"],
 )
-def test_weights_that_do_not_fit(change: Any, message: str, tmp_path: Path, images: Path) -> None:
+def test_weights_that_do_not_fit(change: Any, message: str, tmp_path: Path, photos: Path) -> None:
     source = write(tmp_path / "source")
     file = source / "open_clip_model.safetensors"
     save_file(change(load_file(file)), file)
     with pytest.raises(CheckpointError, match=f"does not fill CLIP: {message}"):
-        latte_convert.convert(source, images, recipe=RECIPE)
+        latte_convert.convert(source, photos, recipe=RECIPE)
 
 
-def test_unexpected_tensors_are_kept(tmp_path: Path, images: Path) -> None:
+def test_unexpected_tensors_are_kept(tmp_path: Path, photos: Path) -> None:
     source = write(tmp_path / "source")
     file = source / "open_clip_model.safetensors"
     save_file({**load_file(file), "extra": torch.ones(2)}, file)
-    result = latte_convert.convert(source, images, recipe=RECIPE)
+    result = latte_convert.convert(source, photos, recipe=RECIPE)
     out = result.save(tmp_path / "hybrid")
     assert torch.equal(load_file(out / "open_clip_model.safetensors")["extra"], torch.ones(2))
     latte_convert.verify(out)
@@ -232,12 +222,12 @@ def test_unexpected_tensors_are_kept(tmp_path: Path, images: Path) -> None:
     ],
     ids=["broken", "empty", "no preprocessing", "unknown setting", "unknown resize"],
 )
-def test_bad_configurations(config: Any, message: str, tmp_path: Path, images: Path) -> None:
+def test_bad_configurations(config: Any, message: str, tmp_path: Path, photos: Path) -> None:
     source = write(tmp_path / "source")
     text = config if isinstance(config, str) else json.dumps(config)
     (source / "open_clip_config.json").write_text(text)
     with pytest.raises(CheckpointError, match=message):
-        latte_convert.convert(source, images, recipe=RECIPE)
+        latte_convert.convert(source, photos, recipe=RECIPE)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +254,7 @@ def test_a_tag_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve("open_clip:ViT-B-32/laion2b_s34b_b79k")
 
 
-def test_a_cached_tag(tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_tag(tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The configuration comes from the library, with the activation and preprocessing of the tag."""
     file = write(tmp_path / "source") / "open_clip_model.safetensors"
     config = {"embed_dim": 16, "vision_cfg": VISION, "text_cfg": TEXT}
@@ -272,7 +262,7 @@ def test_a_cached_tag(tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("open_clip.pretrained.download_pretrained", lambda settings: str(file))
     checkpoint: Any = resolve("open_clip:ViT-B-32/openai")
     assert checkpoint.config["model_cfg"]["quick_gelu"] is True
-    result = latte_convert.convert("open_clip:ViT-B-32/openai", images, recipe=RECIPE)
+    result = latte_convert.convert("open_clip:ViT-B-32/openai", photos, recipe=RECIPE)
     assert result.report.source.id == "open_clip:ViT-B-32/openai"
     assert type(result.model.visual.transformer.resblocks[0].mlp.gelu).__name__ == "QuickGELU"
     out = result.save(tmp_path / "hybrid")
@@ -302,10 +292,10 @@ def test_both_file_names_are_read(tmp_path: Path) -> None:
     assert [path.name for path in resolve(source).weights] == ["model.safetensors"]
 
 
-def test_data_of_the_wrong_kind(tmp_path: Path, shared_data: Path) -> None:
+def test_data_of_the_wrong_kind(tmp_path: Path, speech: Path) -> None:
     source = write(tmp_path / "source")
-    with pytest.raises(DataError):
-        latte_convert.convert(source, shared_data / "an4_windows", recipe=RECIPE)
+    with pytest.raises(DataError, match="this model takes images"):
+        latte_convert.convert(source, speech, recipe=RECIPE)
 
 
 @pytest.mark.parametrize(
@@ -318,10 +308,10 @@ def test_data_of_the_wrong_kind(tmp_path: Path, shared_data: Path) -> None:
     ],
 )
 def test_another_resolution(
-    name: str, resolution: int, tokens: int, dtype: torch.dtype, tmp_path: Path, images: Path
+    name: str, resolution: int, tokens: int, dtype: torch.dtype, tmp_path: Path, photos: Path
 ) -> None:
     source = write(tmp_path / "source", name, dtype=dtype)
-    result = latte_convert.convert(source, images, recipe=Recipe(samples=6, ratio=0.5, resolution=resolution))
+    result = latte_convert.convert(source, photos, recipe=Recipe(samples=6, ratio=0.5, resolution=resolution))
     assert {result.report.cost.tokens[site] for site in result.report.converted} == {tokens}
     out = result.save(tmp_path / "hybrid")
     before, after = (load_file(path / "open_clip_model.safetensors") for path in (source, out))
@@ -341,14 +331,14 @@ def test_another_resolution(
 
 
 @pytest.mark.parametrize(("name", "resolution"), [("clip", 64), ("siglip", 96)])
-def test_another_resolution_is_as_open_clip_loads_it(name: str, resolution: int, tmp_path: Path, images: Path) -> None:
+def test_another_resolution_is_as_open_clip_loads_it(name: str, resolution: int, tmp_path: Path, photos: Path) -> None:
     source = write(tmp_path / "source", name)
     library: Any
     library, transform = open_clip.create_model_from_pretrained(f"local-dir:{source}", force_image_size=resolution)
     checkpoint = resolve(source)
     model, unexpected = checkpoint.instantiate(checkpoint.read_tensors(), resolution)
     assert not unexpected
-    photo = Image.open(sorted(images.iterdir())[0]).convert("RGB")
+    photo = Image.open(sorted(photos.iterdir())[0]).convert("RGB")
     batch = checkpoint.processor_at("image", resolution).prepare(Sample("a", "", photo), model)
     assert batch["image"].shape == (1, 3, resolution, resolution)
     assert torch.equal(batch["image"], transform(photo)[None])
@@ -360,17 +350,17 @@ def test_another_resolution_is_as_open_clip_loads_it(name: str, resolution: int,
 @pytest.mark.parametrize(
     ("name", "resolution", "nearest"), [("clip", 60, "patch size 8; nearest: 64"), ("siglip", 100, "16; nearest: 96")]
 )
-def test_resolutions_between_patches(name: str, resolution: int, nearest: str, tmp_path: Path, images: Path) -> None:
+def test_resolutions_between_patches(name: str, resolution: int, nearest: str, tmp_path: Path, photos: Path) -> None:
     with pytest.raises(CheckpointError, match=f"resolution {resolution} is not a multiple.*{nearest}"):
-        latte_convert.convert(write(tmp_path / "source", name), images, recipe=Recipe(samples=6, resolution=resolution))
+        latte_convert.convert(write(tmp_path / "source", name), photos, recipe=Recipe(samples=6, resolution=resolution))
 
 
-def test_resolutions_are_for_images(tmp_path: Path, texts: Path) -> None:
+def test_resolutions_are_for_images(tmp_path: Path, sentences: Path) -> None:
     with pytest.raises(RecipeError, match="resolution is for images"):
-        latte_convert.convert(write(tmp_path / "source"), texts, recipe=Recipe(samples=6, resolution=64))
+        latte_convert.convert(write(tmp_path / "source"), sentences, recipe=Recipe(samples=6, resolution=64))
 
 
-def test_a_resnet_has_one_resolution(tmp_path: Path, images: Path) -> None:
+def test_a_resnet_has_one_resolution(tmp_path: Path, photos: Path) -> None:
     config = {
         "embed_dim": 16,
         "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 8},
@@ -381,11 +371,11 @@ def test_a_resnet_has_one_resolution(tmp_path: Path, images: Path) -> None:
     save_config_for_hf(model, tmp_path / "open_clip_config.json", config)
     save_file({k: v.clone() for k, v in model.state_dict().items()}, tmp_path / "open_clip_model.safetensors")
     with pytest.raises(CheckpointError, match="open_clip runs ModifiedResNet at its own resolution 64 only"):
-        latte_convert.convert(tmp_path, images, recipe=Recipe(samples=6, resolution=128))
+        latte_convert.convert(tmp_path, photos, recipe=Recipe(samples=6, resolution=128))
 
 
-def test_a_changed_configuration_is_found(tmp_path: Path, images: Path) -> None:
-    out = latte_convert.convert(write(tmp_path / "source"), images, recipe=RECIPE).save(tmp_path / "hybrid")
+def test_a_changed_configuration_is_found(tmp_path: Path, photos: Path) -> None:
+    out = latte_convert.convert(write(tmp_path / "source"), photos, recipe=RECIPE).save(tmp_path / "hybrid")
     config = json.loads((out / "open_clip_config.json").read_text())
     config["model_cfg"]["custom_text"] = True
     (out / "open_clip_config.json").write_text(json.dumps(config))

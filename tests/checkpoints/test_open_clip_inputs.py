@@ -17,12 +17,12 @@ from latte_convert.errors import CheckpointError
 
 
 @pytest.mark.parametrize("modality", ["image", "text"])
-def test_preprocessing_is_open_clips_own(modality: Any, tmp_path: Path, shared_data: Path) -> None:
+def test_preprocessing_is_open_clips_own(modality: Any, tmp_path: Path, photos: Path) -> None:
     source = write(tmp_path / "source")
     model, transform = open_clip.create_model_from_pretrained(f"local-dir:{source}")
     processor: Any = resolve(source).processor(modality)
     if modality == "image":
-        value: Any = Image.open(sorted((shared_data / "coco_val128" / "images").iterdir())[0]).convert("RGB")
+        value: Any = Image.open(photos / "cat.jpg").convert("RGB")
         batch, expected = processor.prepare(Sample("a", "", value), model), {"image": transform(value)[None]}
         assert expected["image"].shape == (1, 3, 32, 32)
     else:

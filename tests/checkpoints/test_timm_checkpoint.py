@@ -43,14 +43,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("timm") / "tiny-vit")
 
 
-@pytest.fixture(scope="module")
-def photos(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("photos")
-    for path in sorted((shared_data / "coco_val128" / "images").iterdir())[:6]:
-        shutil.copy(path, folder)
-    return folder
-
-
 def test_the_checkpoint_says_what_it_is(source: Path) -> None:
     for name in (str(source), f"timm:local-dir:{source}", str(source / "model.safetensors")):
         found = resolve(name)

@@ -19,9 +19,10 @@ import transformers
 
 
 @pytest.fixture(scope="module")
-def photos(shared_data: Path, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("photos")
-    for path in sorted((shared_data / "coco_val128" / "images").iterdir())[:8]:
+def photos(photos: Path, tmp_path_factory) -> Path:
+    """Eight of the photographs: fewer than some commands ask for."""
+    folder = tmp_path_factory.mktemp("eight")
+    for path in sorted(photos.iterdir())[:8]:
         shutil.copy(path, folder)
     return folder
 
@@ -249,7 +250,7 @@ def test_bad_models(latte, tiny_dino, photos, tmp_path):
         assert not (tmp_path / "o").exists(), name
 
 
-def test_bad_data_is_found_before_the_weights_load(latte, tiny_dino, tmp_path, shared_data):
+def test_bad_data_is_found_before_the_weights_load(latte, tiny_dino, tmp_path, speech):
     """The weights are damaged: whoever reads them first would say so."""
     model = shutil.copytree(tiny_dino, tmp_path / "model")
     (model / "model.safetensors").write_bytes(b"damaged")
@@ -260,7 +261,7 @@ def test_bad_data_is_found_before_the_weights_load(latte, tiny_dino, tmp_path, s
         (tmp_path / "absent", "absent"),
         (tmp_path / "empty", "empty"),
         (tmp_path / "corrupt", "a.jpg"),
-        (shared_data / "an4_windows", "this model takes images"),
+        (speech, "this model takes images"),
     ):
         code, stdout, stderr = latte("convert", model, "--calib", data, "--out", tmp_path / "o")
         assert (code, stdout) == (3, ""), stderr

@@ -14,28 +14,28 @@ from latte_convert.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
-def exact_artifact(tiny_dino, clothes, tmp_path_factory):
+def exact_artifact(tiny_dino, subjects, tmp_path_factory):
     """A hybrid that runs its exact branch throughout."""
     recipe = Recipe(kernel="latte", samples=4, k=2, min_tokens=10_000)
-    return latte_convert.convert(tiny_dino, clothes / "train", recipe=recipe).save(tmp_path_factory.mktemp("e") / "h")
+    return latte_convert.convert(tiny_dino, subjects / "train", recipe=recipe).save(tmp_path_factory.mktemp("e") / "h")
 
 
 @pytest.fixture
-def few(clothes, tmp_path):
+def few(subjects, tmp_path):
     """Two images of two classes for training, and as many to test."""
     for split in ("train", "test"):
-        for name in ("dress", "shoes"):
+        for name in ("cat", "coffee"):
             (tmp_path / split / name).mkdir(parents=True)
-            for path in sorted((clothes / split / name).iterdir())[:2]:
+            for path in sorted((subjects / split / name).iterdir())[:2]:
                 shutil.copy(path, tmp_path / split / name)
     return tmp_path
 
 
-def test_a_task_that_does_not_fit_says_which_do(dino_artifact, pairs):
+def test_a_task_that_does_not_fit_says_which_do(dino_artifact, sentences):
     with pytest.raises(
         InputError, match=r"'sts' does not fit Dinov2Model: it takes image, not text.*fidelity, knn, linear-probe, sal"
     ):
-        evaluate(dino_artifact, "sts", [pairs])
+        evaluate(dino_artifact, "sts", [sentences])
 
 
 def test_names_that_do_not_exist(dino_artifact, few):
@@ -71,10 +71,10 @@ def test_the_batch_size_changes_nothing(dino_artifact, few):
 
 
 def test_damaged_images_are_skipped_by_name(dino_artifact, few):
-    (few / "test" / "dress" / "broken.jpg").write_bytes(b"no image")
+    (few / "test" / "cat" / "broken.jpg").write_bytes(b"no image")
     report = evaluate(dino_artifact, "knn", [few])
     assert [(item.id, item.reason) for item in report.skipped] == [
-        ("test/dress/broken.jpg", "not an image, or of a format Pillow cannot read")
+        ("test/cat/broken.jpg", "not an image, or of a format Pillow cannot read")
     ]
     assert report.samples == 4
 
@@ -104,14 +104,14 @@ def test_a_hybrid_that_is_not_finite_is_named(dino_artifact, few, monkeypatch):
         evaluate(dino_artifact, "fidelity", [few / "test"])
 
 
-def test_a_task_beside_the_converted_tower(tiny_clip, clothes, pairs, tmp_path):
+def test_a_task_beside_the_converted_tower(tiny_clip, subjects, sentences, tmp_path):
     result = latte_convert.convert(
-        tiny_clip, clothes / "train", recipe=Recipe(kernel="latte", samples=4, ratio=1.0, towers=("vision",))
+        tiny_clip, subjects / "train", recipe=Recipe(kernel="latte", samples=4, ratio=1.0, towers=("vision",))
     )
     out = result.save(tmp_path / "hybrid")
     with pytest.raises(InputError, match="'sts' runs none of the converted sites"):
-        evaluate(out, "sts", [pairs])
-    report = evaluate(out, "fidelity", [clothes / "test", pairs], samples=3)
+        evaluate(out, "sts", [sentences])
+    report = evaluate(out, "fidelity", [subjects / "test", sentences], samples=3)
     assert report.samples == 6
     assert (report.exact_sites, report.unused_sites) == ([], [])
     assert report.metrics["cosine@text.pooler_output"].hybrid == pytest.approx(1.0, abs=1e-6)

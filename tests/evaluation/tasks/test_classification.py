@@ -19,11 +19,11 @@ from latte_convert.evaluation.tasks.classification import ClassificationTask
 from latte_convert.recipe import Recipe
 
 RECIPE = Recipe(kernel="latte", samples=4, k=1)
-NAMES = ["shoes", "hat", "T-Shirt", "dress", "long_sleeve, long sleeve top", "pants", "skirt"]
+NAMES = ["coffee", "hat", "Rocket", "cat", "long_sleeve, long sleeve top", "pants", "skirt"]
 
 
 @pytest.fixture(scope="module")
-def vit_artifact(clothes, tmp_path_factory):
+def vit_artifact(subjects, tmp_path_factory):
     """A small ViT whose head was fitted to a few real photographs, so that it is right more often than by chance."""
     torch.manual_seed(0)
     source = tmp_path_factory.mktemp("vit") / "source"
@@ -34,8 +34,8 @@ def vit_artifact(clothes, tmp_path_factory):
     )  # fmt: skip
     model = transformers.ViTForImageClassification(config).eval()
     processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
-    paths = sorted((clothes / "test").rglob("*.jpg"))
-    targets = [{"shoes": 0, "t-shirt": 2, "dress": 3}[path.parent.name] for path in paths]
+    paths = sorted((subjects / "test").rglob("*.jpg"))
+    targets = [{"coffee": 0, "rocket": 2, "cat": 3}[path.parent.name] for path in paths]
     pixels = processor([Image.open(path).convert("RGB") for path in paths], return_tensors="pt")["pixel_values"]
     with torch.no_grad():
         features = model.vit(pixels).last_hidden_state[:, 0]
@@ -46,17 +46,17 @@ def vit_artifact(clothes, tmp_path_factory):
         model.classifier.bias.copy_(weights[-1])
     model.save_pretrained(source)
     processor.save_pretrained(source)
-    return latte_convert.convert(source, clothes / "train", recipe=RECIPE).save(source.parent / "hybrid")
+    return latte_convert.convert(source, subjects / "train", recipe=RECIPE).save(source.parent / "hybrid")
 
 
 @torch.no_grad()
-def test_images_by_hand(vit_artifact, clothes):
-    report = evaluate(vit_artifact, "classification", [clothes], batch_size=5)
+def test_images_by_hand(vit_artifact, subjects):
+    report = evaluate(vit_artifact, "classification", [subjects], batch_size=5)
     processor = transformers.AutoImageProcessor.from_pretrained(vit_artifact)
     original = transformers.ViTForImageClassification.from_pretrained(vit_artifact.parent / "source").eval()
     for which, model in (("original", original), ("hybrid", latte_convert.load(vit_artifact))):
         first, five = [], []
-        for path in sorted((clothes / "test").rglob("*.jpg")):
+        for path in sorted((subjects / "test").rglob("*.jpg")):
             logits = model(**processor(Image.open(path).convert("RGB"), return_tensors="pt")).logits[0]
             order = [model.config.id2label[i].lower() for i in logits.argsort(descending=True).tolist()]
             first.append(order[0] == path.parent.name)
@@ -65,21 +65,21 @@ def test_images_by_hand(vit_artifact, clothes):
         assert getattr(report.metrics["top5"], which) == pytest.approx(np.mean(five))
     assert report.metrics["accuracy"].original > 0.5  # chance is 1 of 7
     assert report.samples == 12
-    assert evaluate(vit_artifact, "classification", [clothes / "test"], samples=4).samples == 4
+    assert evaluate(vit_artifact, "classification", [subjects / "test"], samples=4).samples == 4
 
 
-def test_an_unknown_class_is_named_with_the_nearest(vit_artifact, clothes, tmp_path):
+def test_an_unknown_class_is_named_with_the_nearest(vit_artifact, subjects, tmp_path):
     root = tmp_path / "data"
-    shutil.copytree(clothes / "test", root)
-    (root / "dress").rename(root / "dresses")
-    with pytest.raises(DataError, match=r"data/dresses: 'dresses' is none of the 7 classes \(nearest: dress"):
+    shutil.copytree(subjects / "test", root)
+    (root / "cat").rename(root / "cats")
+    with pytest.raises(DataError, match=r"data/cats: 'cats' is none of the 7 classes \(nearest: cat"):
         evaluate(vit_artifact, "classification", [root])
 
 
-def test_it_does_not_fit_without_a_head(dino_artifact, clip_artifact, clothes):
+def test_it_does_not_fit_without_a_head(dino_artifact, clip_artifact, subjects):
     for artifact, name in ((dino_artifact, "Dinov2Model"), (clip_artifact, "CLIPModel")):
         with pytest.raises(InputError, match=f"'classification' does not fit {name}: it has no classification head"):
-            evaluate(artifact, "classification", [clothes])
+            evaluate(artifact, "classification", [subjects])
 
 
 # --- texts ------------------------------------------------------------------------------------------------
@@ -190,12 +190,12 @@ def timm_folder(path, **options):
 
 
 @torch.no_grad()
-def test_a_timm_head(clothes, tmp_path):
+def test_a_timm_head(subjects, tmp_path):
     source, model = timm_folder(tmp_path / "source", num_classes=10)
-    artifact = latte_convert.convert(source, clothes / "train", recipe=RECIPE).save(tmp_path / "hybrid")
+    artifact = latte_convert.convert(source, subjects / "train", recipe=RECIPE).save(tmp_path / "hybrid")
     data = tmp_path / "data"
-    for i, name in enumerate(("dress", "shoes", "t-shirt")):
-        shutil.copytree(clothes / "test" / name, data / f"LABEL_{3 * i}")
+    for i, name in enumerate(("cat", "coffee", "rocket")):
+        shutil.copytree(subjects / "test" / name, data / f"LABEL_{3 * i}")
     report = evaluate(artifact, "classification", [data])
     transform = resolve(artifact).processor("image").transform
     ranks = []

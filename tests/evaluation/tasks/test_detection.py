@@ -196,18 +196,30 @@ def test_categories_by_name_and_by_number(tmp_path):
     assert categories_of(spelt, coco, "x") == {i: i + 1 for i in range(6)}
 
 
+# What the photographs of tests/data show: category and [x, y, width, height].
+SUBJECTS = {
+    "astronaut.jpg": (1, [18, 2, 240, 348]),
+    "cameraman.jpg": (1, [88, 40, 130, 270]),
+    "cat.jpg": (17, [40, 2, 380, 296]),
+    "coffee.jpg": (47, [110, 30, 200, 190]),
+    "rocket.jpg": (5, [130, 60, 40, 320]),
+}
+
+
 @pytest.fixture(scope="module")
-def coco(shared_data, tmp_path_factory):
-    """Six photographs of COCO's validation set."""
+def coco(photos, tmp_path_factory):
+    """Five photographs of different sizes, labelled and stored as COCO's validation set."""
     root = tmp_path_factory.mktemp("coco")
     (root / "annotations").mkdir()
     (root / "val2017").mkdir()
-    document = json.loads((shared_data / "coco_val128" / "instances.json").read_text())
-    document["images"] = document["images"][:6]
-    known = {image["id"] for image in document["images"]}
-    document["annotations"] = [box for box in document["annotations"] if box["image_id"] in known]
-    for image in document["images"]:
-        shutil.copy(shared_data / "coco_val128" / "images" / image["file_name"], root / "val2017")
+    names = {1: "person", 5: "airplane", 17: "cat", 47: "cup"}
+    document = {"categories": [{"id": k, "name": v} for k, v in names.items()], "images": [], "annotations": []}
+    for number, (name, (category, box)) in enumerate(SUBJECTS.items(), 100):
+        shutil.copy(photos / name, root / "val2017")
+        with Image.open(photos / name) as photo:
+            size = {"width": photo.width, "height": photo.height}
+        document["images"].append({"id": number, "file_name": name, **size})
+        document["annotations"].append({"id": number, "image_id": number, "category_id": category, "bbox": box})
     (root / "annotations" / "instances_val2017.json").write_text(json.dumps(document))
     return root
 

@@ -10,12 +10,12 @@ from latte_convert.evaluation.evaluate import evaluate
 
 
 @torch.no_grad()
-def test_cosine_and_error_of_output_and_block(dino_artifact, tiny_dino, clothes):
-    report = evaluate(dino_artifact, "fidelity", [clothes / "test"], batch_size=5)
+def test_cosine_and_error_of_output_and_block(dino_artifact, tiny_dino, subjects):
+    report = evaluate(dino_artifact, "fidelity", [subjects / "test"], batch_size=5)
     processor = transformers.AutoImageProcessor.from_pretrained(tiny_dino)
     models = (transformers.AutoModel.from_pretrained(tiny_dino).eval(), latte_convert.load(dino_artifact))
     last, block = [], []
-    for path in sorted((clothes / "test").rglob("*.jpg")):
+    for path in sorted((subjects / "test").rglob("*.jpg")):
         with Image.open(path) as image:
             pixels = processor(image.convert("RGB"), return_tensors="pt")["pixel_values"]
         states = [model(pixels, output_hidden_states=True) for model in models]
@@ -36,7 +36,7 @@ def test_cosine_and_error_of_output_and_block(dino_artifact, tiny_dino, clothes)
 
 
 @torch.no_grad()
-def test_top1_agreement_of_a_classifier(clothes, tmp_path):
+def test_top1_agreement_of_a_classifier(subjects, tmp_path):
     torch.manual_seed(0)
     config = transformers.ViTConfig(
         hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=48, image_size=48, patch_size=8,
@@ -51,12 +51,12 @@ def test_top1_agreement_of_a_classifier(clothes, tmp_path):
     processor = transformers.ViTImageProcessor(size={"height": 48, "width": 48})
     processor.save_pretrained(source)
     recipe = latte_convert.Recipe(kernel="latte", samples=4, ratio=1.0)
-    hybrid = latte_convert.convert(source, clothes / "train", recipe=recipe).save(tmp_path / "hybrid")
-    report = evaluate(hybrid, "fidelity", [clothes / "test"])
+    hybrid = latte_convert.convert(source, subjects / "train", recipe=recipe).save(tmp_path / "hybrid")
+    report = evaluate(hybrid, "fidelity", [subjects / "test"])
     guesses = []
     for one in (model, latte_convert.load(hybrid)):
         pixels = []
-        for path in sorted((clothes / "test").rglob("*.jpg")):
+        for path in sorted((subjects / "test").rglob("*.jpg")):
             with Image.open(path) as image:
                 pixels.append(processor(image.convert("RGB"), return_tensors="pt")["pixel_values"])
         guesses.append(one(torch.cat(pixels)).logits.argmax(-1))

@@ -36,14 +36,14 @@ def vote(train, names, query) -> str:
     return max(votes, key=lambda name: votes[name])
 
 
-def test_knn_by_hand(dino_artifact, tiny_dino, clothes):
-    report = evaluate(dino_artifact, "knn", [clothes], batch_size=7)
+def test_knn_by_hand(dino_artifact, tiny_dino, subjects):
+    report = evaluate(dino_artifact, "knn", [subjects], batch_size=7)
     processor = transformers.AutoImageProcessor.from_pretrained(tiny_dino)
     models = (transformers.AutoModel.from_pretrained(tiny_dino).eval(), latte_convert.load(dino_artifact))
     accuracies = []
     for model in models:
-        train, names = features(model, processor, clothes / "train")
-        test, wanted = features(model, processor, clothes / "test")
+        train, names = features(model, processor, subjects / "train")
+        test, wanted = features(model, processor, subjects / "test")
         right = [vote(train, names, query) == name for query, name in zip(test, wanted, strict=True)]
         accuracies.append(np.mean(right))
     found = report.metrics["accuracy"]
@@ -52,12 +52,12 @@ def test_knn_by_hand(dino_artifact, tiny_dino, clothes):
     assert "own features" in report.note
 
 
-def test_linear_probe_is_a_softmax_regression(dino_artifact, tiny_dino, clothes):
-    report = evaluate(dino_artifact, "linear-probe", [clothes / "train", clothes / "test"])
+def test_linear_probe_is_a_softmax_regression(dino_artifact, tiny_dino, subjects):
+    report = evaluate(dino_artifact, "linear-probe", [subjects / "train", subjects / "test"])
     processor = transformers.AutoImageProcessor.from_pretrained(tiny_dino)
     model = transformers.AutoModel.from_pretrained(tiny_dino).eval()
-    train, names = features(model, processor, clothes / "train")
-    test, wanted = features(model, processor, clothes / "test")
+    train, names = features(model, processor, subjects / "train")
+    test, wanted = features(model, processor, subjects / "test")
     classes = sorted(set(names))
     scale = train.std(0)
     x, z = (torch.tensor((part - train.mean(0)) / scale, dtype=torch.float64) for part in (train, test))
@@ -90,24 +90,24 @@ def test_clusters_are_told_apart(task):
     assert np.array_equal(task.classify(None, train, targets, test), targets)
 
 
-def test_a_test_class_that_is_not_trained(dino_artifact, clothes, tmp_path):
+def test_a_test_class_that_is_not_trained(dino_artifact, subjects, tmp_path):
     root = tmp_path / "data"
-    shutil.copytree(clothes, root)
-    (root / "test" / "shoes").rename(root / "test" / "boots")
-    with pytest.raises(DataError, match=r"test/boots/.*jpg: 'boots' is none of the 3 classes"):
+    shutil.copytree(subjects, root)
+    (root / "test" / "coffee").rename(root / "test" / "tea")
+    with pytest.raises(DataError, match=r"test/tea/.*jpg: 'tea' is none of the 3 classes"):
         evaluate(dino_artifact, "knn", [root])
-    shutil.rmtree(root / "train" / "shoes")
-    shutil.rmtree(root / "train" / "dress")
+    shutil.rmtree(root / "train" / "coffee")
+    shutil.rmtree(root / "train" / "cat")
     with pytest.raises(DataError, match="images of one class only"):
         evaluate(dino_artifact, "knn", [root])
 
 
-def test_layouts(dino_artifact, clothes):
+def test_layouts(dino_artifact, subjects):
     with pytest.raises(DataError, match=r"no folder .*train: 'knn' needs train/CLASS/ and test/CLASS/"):
-        evaluate(dino_artifact, "knn", [clothes / "train"])
+        evaluate(dino_artifact, "knn", [subjects / "train"])
     with pytest.raises(UsageError, match="one folder with train/ and test/ in it, or those two"):
-        evaluate(dino_artifact, "knn", [clothes] * 3)
+        evaluate(dino_artifact, "knn", [subjects] * 3)
 
 
-def test_samples_limits_what_is_tested(dino_artifact, clothes):
-    assert evaluate(dino_artifact, "knn", [clothes], samples=5).samples == 5
+def test_samples_limits_what_is_tested(dino_artifact, subjects):
+    assert evaluate(dino_artifact, "knn", [subjects], samples=5).samples == 5

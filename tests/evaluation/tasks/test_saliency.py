@@ -52,22 +52,22 @@ def expected(artifact, source, folder, heat) -> float:
     return float(np.mean(correlations))
 
 
-def test_patches_like_the_cls_token(dino_artifact, tiny_dino, clothes):
+def test_patches_like_the_cls_token(dino_artifact, tiny_dino, subjects):
     def heat(tokens):
         return torch.nn.functional.normalize(tokens[1:], dim=1) @ torch.nn.functional.normalize(tokens[0], dim=0)
 
-    found = evaluate(dino_artifact, "saliency", [clothes / "test"], batch_size=5).metrics["pearson"]
+    found = evaluate(dino_artifact, "saliency", [subjects / "test"], batch_size=5).metrics["pearson"]
     assert found.original == pytest.approx(1.0)
-    assert found.hybrid == pytest.approx(expected(dino_artifact, tiny_dino, clothes / "test", heat), abs=1e-4)
+    assert found.hybrid == pytest.approx(expected(dino_artifact, tiny_dino, subjects / "test", heat), abs=1e-4)
 
 
-def test_a_decoder_of_patch_features(dino_artifact, tiny_dino, clothes, decoder):
-    found = evaluate(dino_artifact, "saliency", [clothes / "test"], decoder=decoder).metrics["pearson"]
-    wanted = expected(dino_artifact, tiny_dino, clothes / "test", lambda tokens: tokens[1:].amax(1))
+def test_a_decoder_of_patch_features(dino_artifact, tiny_dino, subjects, decoder):
+    found = evaluate(dino_artifact, "saliency", [subjects / "test"], decoder=decoder).metrics["pearson"]
+    wanted = expected(dino_artifact, tiny_dino, subjects / "test", lambda tokens: tokens[1:].amax(1))
     assert found.hybrid == pytest.approx(wanted, abs=1e-4)
 
 
-def test_no_decoder_of_these_features(dino_artifact, clothes, tmp_path):
+def test_no_decoder_of_these_features(dino_artifact, subjects, tmp_path):
     (tmp_path / "bad.onnx").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"bad.onnx is no decoder that ONNX Runtime can run"):
-        evaluate(dino_artifact, "saliency", [clothes / "test"], decoder=tmp_path / "bad.onnx")
+        evaluate(dino_artifact, "saliency", [subjects / "test"], decoder=tmp_path / "bad.onnx")

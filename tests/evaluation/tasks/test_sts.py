@@ -26,15 +26,15 @@ def spearman(model, tokenizer, pairs) -> float:
     return float(stats.spearmanr(cosines, [float(score) for *_, score in pairs]).statistic)
 
 
-def test_minilm_by_other_means(minilm_artifact, models_dir, pairs):
+def test_minilm_by_other_means(minilm_artifact, models_dir, sentences):
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(models_dir / "minilm-l6")
     original = transformers.AutoModel.from_pretrained(models_dir / "minilm-l6").eval()
-    with pairs.open(encoding="utf-8", newline="") as file:
+    with sentences.open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
-    report = evaluate(minilm_artifact, "sts", [pairs], batch_size=8)
-    assert report.samples == 12
+    report = evaluate(minilm_artifact, "sts", [sentences], batch_size=8)
+    assert report.samples == 20
     found = report.metrics["spearman"]
     assert found.original == pytest.approx(spearman(original, tokenizer, rows), abs=1e-6)
     assert found.hybrid == pytest.approx(spearman(latte_convert.load(minilm_artifact), tokenizer, rows), abs=1e-6)

@@ -72,11 +72,11 @@ def test_samples_limits_images_and_no_class(clip_artifact, digits):
     assert "top5" in report.metrics
 
 
-def test_real_photographs_and_their_test_part(clip_artifact, clothes):
-    whole = evaluate(clip_artifact, "zero-shot", [clothes])
+def test_real_photographs_and_their_test_part(clip_artifact, subjects):
+    whole = evaluate(clip_artifact, "zero-shot", [subjects])
     assert whole.samples == 12
     assert set(whole.metrics) == {"accuracy"}  # three classes have no top 5
-    assert whole.metrics == evaluate(clip_artifact, "zero-shot", [clothes / "test"]).metrics
+    assert whole.metrics == evaluate(clip_artifact, "zero-shot", [subjects / "test"]).metrics
 
 
 @pytest.mark.parametrize(
@@ -87,25 +87,25 @@ def test_real_photographs_and_their_test_part(clip_artifact, clothes):
         ("\n", "has no template"),
     ],
 )
-def test_bad_templates(clip_artifact, clothes, text, message, tmp_path):
+def test_bad_templates(clip_artifact, subjects, text, message, tmp_path):
     path = tmp_path / "templates.txt"
     path.write_text(text)
     with pytest.raises(DataError, match=message):
-        evaluate(clip_artifact, "zero-shot", [clothes], templates=path)
+        evaluate(clip_artifact, "zero-shot", [subjects], templates=path)
     with pytest.raises(DataError, match=r"templates cannot be read.*nearest: templates.txt"):
         read_templates(tmp_path / "template.txt")
 
 
-def test_bad_folders(clip_artifact, dino_artifact, clothes, tmp_path):
+def test_bad_folders(clip_artifact, dino_artifact, subjects, tmp_path):
     with pytest.raises(InputError, match="'zero-shot' does not fit Dinov2Model: it takes image, not images and texts"):
-        evaluate(dino_artifact, "zero-shot", [clothes])
+        evaluate(dino_artifact, "zero-shot", [subjects])
     root = tmp_path / "data"
-    shutil.copytree(clothes / "test" / "dress", root / "long_dress")
-    with pytest.raises(DataError, match=r"images of one class only \('long_dress'\)"):
+    shutil.copytree(subjects / "test" / "cat", root / "long_cat")
+    with pytest.raises(DataError, match=r"images of one class only \('long_cat'\)"):
         evaluate(clip_artifact, "zero-shot", [root])
-    shutil.copytree(clothes / "test" / "dress", root / "long dress")
-    with pytest.raises(DataError, match="'long_dress' and 'long dress' give the same prompt"):
+    shutil.copytree(subjects / "test" / "cat", root / "long cat")
+    with pytest.raises(DataError, match="'long_cat' and 'long cat' give the same prompt"):
         evaluate(clip_artifact, "zero-shot", [root])
-    shutil.copy(next((root / "long dress").iterdir()), root)
+    shutil.copy(next((root / "long cat").iterdir()), root)
     with pytest.raises(DataError, match=r"\.jpg has no label"):
         evaluate(clip_artifact, "zero-shot", [root])
