@@ -300,7 +300,7 @@ def test_a_failed_write_keeps_the_old_artifact(result, artifact, monkeypatch, fa
     def fail(*_args, **_kwargs):
         raise failure
 
-    monkeypatch.setattr("latte_convert.artifact.save.write_html", fail)  # the last file that is written
+    monkeypatch.setattr("latte_convert.report.write.write_html", fail)  # the last file that is written
     with pytest.raises((OutputError, KeyboardInterrupt)) as error:
         result.save(artifact, overwrite=True)
     if isinstance(failure, OSError):
