@@ -174,7 +174,7 @@ def test_a_missed_gate_leaves_the_model_alone(tiny_dino, photos):
         latte_convert.convert(model, inputs, recipe=Recipe(kernel="latte", ratio=1.0, min_fidelity=1.0))
     assert torch.equal(before, outputs(model, inputs))
     assert not any(".latte." in key for key in model.state_dict())
-    assert all("latte_routes" not in module.__dict__ for module in model.modules())
+    assert all("latte_route" not in module.__dict__ for module in model.modules())
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_an_interrupt_leaves_no_hooks(tiny_dino, photos, scorer, stage):
 
     with pytest.raises(KeyboardInterrupt):
         latte_convert.convert(model, inputs, recipe=Recipe(kernel="latte", scorer=scorer), progress=progress)
-    assert all("latte_routes" not in module.__dict__ and not module._forward_hooks for module in model.modules())
+    assert all("latte_route" not in module.__dict__ and not module._forward_hooks for module in model.modules())
     assert not any(".latte." in key for key in model.state_dict())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from latte_convert.attention import Adapter
@@ -39,3 +40,10 @@ def find_adapter(model: nn.Module) -> Adapter:
         f"{type(model).__module__}.{type(model).__qualname__} is not a model this version can convert: it takes models "
         "of transformers, timm and open_clip, and others that use torch.nn.MultiheadAttention."
     )
+
+
+def ancestors(model: nn.Module, name: str) -> Iterator[nn.Module]:
+    """The modules around a module, innermost first."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, -1, -1):
+        yield model.get_submodule(".".join(parts[:end]))

@@ -11,8 +11,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,9 +19,9 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from latte_convert.adapters import hf_explicit, hf_sites, mha
-from latte_convert.adapters.layout import SiteLayout, watch
-from latte_convert.adapters.masks import key_mask, shared_by_queries
-from latte_convert.attention import AttentionCall, AttentionSite, Handler
+from latte_convert.adapters.calls import attention_call
+from latte_convert.adapters.route import NAME, Route, StandIn, route_site
+from latte_convert.attention import AttentionSite, Handler
 
 IMPLEMENTATION = "latte"
 
@@ -32,33 +30,6 @@ _HARMLESS = frozenset({
     "cache_position", "deterministic", "interpolate_pos_encoding", "num_items_in_batch", "output_attentions",
     "output_hidden_states", "position_ids", "return_dict", "use_cache",
 })  # fmt: skip
-
-
-@dataclass
-class _Routes:
-    """What a routed module carries: who computes its calls, and what the original needs to run.
-
-    Attributes:
-        config: The module's own config, shared with the model, whose settings may change under way.
-        eager: The function behind "eager" in the module's modelling file.
-        causal: Whether the site is causal.
-        layout: How its tokens lie on an image.
-        handlers: By order of routing; the latest one computes.
-        routed: How many routes there have been.
-    """
-
-    config: Any
-    eager: Callable[..., tuple[Tensor, Any]]
-    causal: bool
-    layout: SiteLayout
-    handlers: dict[int, Handler] = field(default_factory=dict)
-    routed: int = 0
-
-    def add(self, handler: Handler) -> int:
-        """Put a handler on top, and return its key."""
-        self.routed += 1
-        self.handlers[self.routed] = handler
-        return self.routed
 
 
 class HFAdapter:
@@ -91,39 +62,23 @@ class HFAdapter:
         """
         module = model.get_submodule(site)
         described = hf_sites.describe(model, site, module)
-        with ExitStack() as undo:
-            prefix = hf_sites.prefix_tokens(model, described)
-            layout = watch(model, site, undo, prefix=prefix, cross=described.kind == "cross")
-            if isinstance(module, nn.MultiheadAttention):
-                undo.callback(mha.route(module, handler, causal=described.causal, layout=layout))
-            elif hf_explicit.is_explicit(module):
-                undo.callback(hf_explicit.route(module, handler, layout))
-            else:
-                undo.callback(_dispatch(module, handler, described.causal, layout))
-            return undo.pop_all().close
+        stand_in: StandIn | None = None
+        settings: dict[str, Any] = {"causal": described.causal}
+        if isinstance(module, nn.MultiheadAttention):
+            stand_in = mha.stand_in
+        elif hf_explicit.is_explicit(module):
+            stand_in = hf_explicit.stand_in
+        else:
+            config: Any = copy.copy(module.config)
+            # The public setter would write through to shared sub-configs.
+            config._attn_implementation_internal = IMPLEMENTATION
+            settings |= {"eager": _eager_function(type(module)), "attributes": {"config": config}}
+        prefix, cross = hf_sites.prefix_tokens(model, described), described.kind == "cross"
+        return route_site(model, site, handler, stand_in, prefix=prefix, cross=cross, **settings)
 
     def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
         """The linear layer that reads the attention output, or None where it cannot be told."""
         return hf_sites.output_projection(model, site, model.get_submodule(site))
-
-
-def _dispatch(module: nn.Module, handler: Handler, causal: bool, layout: SiteLayout) -> Callable[[], None]:
-    """Route a module that goes through the attention interface; returns what takes the route away."""
-    routes: _Routes | None = module.__dict__.get("latte_routes")
-    if routes is None:
-        routes = _Routes(module.config, _eager_function(type(module)), causal, layout)
-        config: Any = copy.copy(module.config)
-        # The public setter would write through to shared sub-configs.
-        config._attn_implementation_internal = IMPLEMENTATION
-        module.__dict__.update(config=config, latte_routes=routes)
-    key = routes.add(handler)
-
-    def undo() -> None:
-        if routes.handlers.pop(key, None) is not None and not routes.handlers:
-            module.__dict__["config"] = routes.config
-            del module.__dict__["latte_routes"]
-
-    return undo
 
 
 def latte_attention_forward(
@@ -154,9 +109,9 @@ def latte_attention_forward(
         The attention output ``(B, Nq, H, dv)``, and the original's attention weights where its function ran;
         a converted layer has None, which Transformers leaves out of ``attentions``.
     """
-    routes: _Routes = module.__dict__["latte_routes"]
-    implementation = routes.config._attn_implementation
-    original = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, routes.eager)
+    route: Route = module.__dict__[NAME]
+    implementation = route.replaced["config"]._attn_implementation
+    original = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, route.eager)
     original_kwargs = {**kwargs, "dropout": dropout, "scaling": scaling}
     if is_causal is not None:
         original_kwargs["is_causal"] = is_causal
@@ -168,22 +123,12 @@ def latte_attention_forward(
         weights.append(attention)
         return output.transpose(1, 2)
 
-    queries, keys = query.shape[2], key.shape[2]
-    causal = _is_causal(module, routes, attention_mask, queries, is_causal)
-    if attention_mask is None and causal and keys > queries:
-        keys = queries  # the rest is the unused part of a static cache: SDPA aligns at the first key
-    obstacle, mask = _unknown_argument(kwargs), None
-    try:
-        mask = key_mask(attention_mask, queries=queries, keys=keys, causal=causal)
-    except ValueError as error:
-        obstacle = obstacle or str(error)
-    call = AttentionCall(
-        module=module, query=query, key=key[:, :, :keys], value=value[:, :, :keys],
-        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        mask=None if mask is None else mask.expand(key.shape[0], -1), causal=causal,
-        layout=routes.layout.of(queries, keys), exact=exact, obstacle=obstacle, dropout=dropout,
+    call = attention_call(
+        module, route.layout, query, key, value, exact, scale=scaling, masks=[attention_mask],
+        causal=_flagged_causal(module, implementation, attention_mask, query.shape[2], is_causal),
+        triangle=route.causal or bool(is_causal), obstacle=_unknown_argument(kwargs), dropout=dropout,
     )  # fmt: skip
-    output = routes.handlers[max(routes.handlers)](call)
+    output = route.ask(call)
     if output is None:
         output = exact()
     return output.transpose(1, 2).contiguous(), weights[-1] if weights else None
@@ -201,16 +146,14 @@ def _eager_function(kind: type[nn.Module]) -> Callable[..., tuple[Tensor, Any]]:
     return forward.__globals__[name]  # type: ignore[no-any-return]
 
 
-def _is_causal(module: nn.Module, routes: _Routes, mask: Tensor | None, queries: int, is_causal: bool | None) -> bool:
-    """Whether the original would be causal in this call.
+def _flagged_causal(
+    module: nn.Module, implementation: str | None, mask: Tensor | None, queries: int, is_causal: bool | None
+) -> bool:
+    """Whether the original would be causal in this call whatever its mask says.
 
     Its functions read ``is_causal`` only where there is no mask with a row per query; eager ones never do.
     """
-    if queries == 1:
-        return False
-    if mask is not None and mask.dim() == 4:
-        return not shared_by_queries(mask) and (routes.causal or bool(is_causal))
-    if routes.config._attn_implementation in (None, "eager"):
+    if queries == 1 or (mask is not None and mask.dim() == 4) or implementation in (None, "eager"):
         return False
     return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 

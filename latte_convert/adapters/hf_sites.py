@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from latte_convert.adapters import mha
+from latte_convert.adapters.find import ancestors
 from latte_convert.adapters.hf_explicit import is_explicit
 from latte_convert.attention import AttentionSite
 
@@ -81,7 +82,7 @@ def prefix_tokens(model: nn.Module, site: AttentionSite) -> int | None:
     elif site.tower == "text":
         return None
     # The keys of cross-attention are the encoder's tokens.
-    holders = [getattr(model, "encoder", model)] if site.kind == "cross" else _ancestors(model, site.name)
+    holders = [getattr(model, "encoder", model)] if site.kind == "cross" else ancestors(model, site.name)
     for holder in holders:
         if (_first(holder, "num_windows") or 1) > 1:
             return None  # window by window, each with its own CLS token
@@ -184,7 +185,7 @@ def _windowed(model: nn.Module, name: str, module: nn.Module) -> bool:
 
 def _has_bias(model: nn.Module, name: str, module: nn.Module) -> bool:
     """Whether a bias is added to the logits: by the module, one around it, or its call (T5 shares one)."""
-    holders = (module, *_ancestors(model, name))
+    holders = (module, *ancestors(model, name))
     if any(getattr(holder, attribute, None) is not None for holder in holders for attribute in _BIASES):
         return True
     code = forward_code(type(module))
@@ -198,7 +199,7 @@ def _is_causal(model: nn.Module, name: str, module: nn.Module) -> bool:
     """Whether a self-attention site is causal: its own flag, or the kind of mask its encoder builds."""
     if getattr(module, "is_causal", False) or getattr(module, "is_decoder", False):
         return True
-    for ancestor in _ancestors(model, name):
+    for ancestor in ancestors(model, name):
         code = forward_code(type(ancestor))
         names = code.co_names if code is not None else ()
         if "create_causal_mask" in names or "create_bidirectional_mask" in names:
@@ -217,13 +218,6 @@ def _tower(model: nn.Module, name: str) -> str:
     if main == "pixel_values" and "decoder" in parts:
         return "decoder"  # of a detector that does not call itself an encoder-decoder
     return {"pixel_values": "vision", "input_ids": "text"}.get(main, "audio")
-
-
-def _ancestors(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """The modules around a module, innermost first."""
-    parts = name.split(".")
-    for end in range(len(parts) - 1, -1, -1):
-        yield model.get_submodule(".".join(parts[:end]))
 
 
 def _first(module: nn.Module, *attributes: str) -> int | None:

@@ -11,7 +11,7 @@ def shared_by_queries(mask: Tensor) -> bool:
     return mask.shape[2] == 1 or mask.stride(2) == 0
 
 
-def key_mask(mask: Tensor | None, *, queries: int, keys: int, causal: bool) -> Tensor | None:
+def key_mask(mask: Tensor, *, queries: int, keys: int, causal: bool) -> Tensor:
     """Reduce an attention mask to a key mask.
 
     A mask that is expanded over the queries, the usual case of key padding, is read through one row: O(Nk).
@@ -19,19 +19,17 @@ def key_mask(mask: Tensor | None, *, queries: int, keys: int, causal: bool) -> T
 
     Args:
         mask: ``(B or 1, Nk)``, or ``(B or 1, 1 or H, 1 or Nq, Nk)`` boolean (True attends) or additive (0
-            attends), or None. Keys beyond ``keys`` are dropped.
+            attends). Keys beyond ``keys`` are dropped.
         queries: Number of queries.
         keys: Number of keys.
         causal: Whether a mask with a row per query is to hold a causal triangle, ``j <= i + keys - queries``.
 
     Returns:
-        ``(B or 1, Nk)`` boolean, True where a key takes part, or None where there is no mask.
+        ``(B or 1, Nk)`` boolean, True where a key takes part.
 
     Raises:
         ValueError: The mask is more than key padding and causality: a bias, a window, packed sequences.
     """
-    if mask is None:
-        return None
     if mask.dim() not in (2, 4) or mask.shape[-1] < keys:
         raise ValueError(f"an attention mask of shape {tuple(mask.shape)} is not key padding for {keys} keys")
     mask = mask[..., :keys]

@@ -2,25 +2,24 @@
 
 The class hides its attention well: in eval mode fused kernels compute it, the encoder layers around it have fused
 kernels of their own that never call it, and an encoder packs padded batches into nested tensors. While a module is
-routed none of these is taken for it: its ``forward`` is replaced by one that projects, hands query, key and value to
-a handler, and projects back; and a hook keeps the encoder layer around it on the path that calls it.
+routed none of these is taken for it: the stand-in for its ``forward`` projects, hands query, key and value to a
+handler, and projects back; and a hook keeps the encoder layer around it on the path that calls it.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from latte_convert.adapters.layout import SiteLayout, watch
-from latte_convert.adapters.masks import key_mask, shared_by_queries
-from latte_convert.adapters.reroute import Rerouted, reroute
-from latte_convert.attention import AttentionCall, AttentionSite, Handler
+from latte_convert.adapters.calls import attention_call
+from latte_convert.adapters.route import Route, replaced_forward, route_site
+from latte_convert.attention import AttentionSite, Handler
 
 _CROSS = re.compile(r"(^|[._])(multihead_attn|encoder_attn|cross_?attn|cross_?attention)")
 _TOWERS = {"visual": "vision", "vision": "vision", "text": "text", "encoder": "encoder", "decoder": "decoder"}
@@ -52,12 +51,9 @@ class TorchAdapter:
         module: nn.MultiheadAttention = model.get_submodule(site)  # type: ignore[assignment]
         tower = _tower(site)
         cross = describe(site, module, tower=tower).kind == "cross"
-        with ExitStack() as undo:
-            # Keys of a detector are its feature map; object queries and tokens of an unknown model are none.
-            prefix = 0 if cross or tower in ("vision", "encoder") else None
-            layout = watch(model, site, undo, prefix=prefix, cross=cross)
-            undo.callback(route(module, handler, layout=layout))
-            return undo.pop_all().close
+        # Keys of a detector are its feature map; object queries and tokens of an unknown model are none.
+        prefix = 0 if cross or tower in ("vision", "encoder") else None
+        return route_site(model, site, handler, stand_in, prefix=prefix, cross=cross)
 
     def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
         """The module's ``out_proj``."""
@@ -85,50 +81,23 @@ def describe(
     )  # fmt: skip
 
 
-def route(
-    module: nn.Module, handler: Handler, *, causal: bool = False, layout: SiteLayout | None = None
-) -> Callable[[], None]:
-    """Send the calls of one ``nn.MultiheadAttention`` to ``handler``.
-
-    Args:
-        module: The module.
-        handler: Computes the attention output, or returns None for the original's.
-        causal: Whether a mask with a row per query is expected to be causal; others are recognised by their values,
-            which a compiled graph cannot look at.
-        layout: How its tokens lie on an image.
-
-    Returns:
-        A function that takes this route away; with the last one the module is as it was.
-    """
-    if not isinstance(module.__dict__.get("forward"), Rerouted):
-        module.__dict__["forward"] = RoutedMultihead(module, causal=causal, layout=layout)
-    undo_route = reroute(module, handler)
-    # A fused encoder layer checks for hooks, and for nothing else that could tell it about us.
-    hook = module.register_forward_pre_hook(_keep_layer_unfused)
-
-    def undo() -> None:
-        undo_route()
-        hook.remove()
-
-    return undo
+def stand_in(module: nn.Module, route: Route, _original: Any) -> Callable[..., Any]:
+    """The forward of one ``nn.MultiheadAttention`` with its attention handed over."""
+    return _Attention(module, route)
 
 
-def _keep_layer_unfused(_module: nn.Module, _args: Any) -> None:
-    """Hook that does nothing but be there."""
-
-
-class RoutedMultihead(Rerouted):
-    """Stands in for the ``forward`` of one ``nn.MultiheadAttention``; the latest handler computes its attention.
+class _Attention:
+    """In place of ``nn.MultiheadAttention.forward`` of one module: same arguments and results.
 
     A handler that computes leaves no attention weights: they are None, also where ``need_weights`` asks for them.
     """
 
-    def _rebuild(self) -> Callable[..., Any]:
-        return self._forward
+    def __init__(self, module: Any, route: Route) -> None:
+        self.module: nn.MultiheadAttention = module
+        self.route = route
 
-    def _forward(
+    def __call__(
         self,
-        module: nn.MultiheadAttention,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -138,13 +107,13 @@ class RoutedMultihead(Rerouted):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Same arguments and results as ``nn.MultiheadAttention.forward``."""
+        module = self.module
         if query.is_nested:
             return self._nested(query), None
         batched = query.dim() == 3
         q, k, v = (_split(x, module.num_heads) for x in _project(module, *_batch_first(module, query, key, value)))
         padding = key_padding_mask if batched or key_padding_mask is None else key_padding_mask[None]
-        output = self._handle(q, k, v, padding, attn_mask, is_causal)
+        output = self._ask(q, k, v, padding, attn_mask, is_causal)
         if output is None:
             return nn.MultiheadAttention.forward(
                 module, query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
@@ -154,37 +123,25 @@ class RoutedMultihead(Rerouted):
             return output[0], None
         return output if module.batch_first else output.transpose(0, 1), None
 
-    def _handle(
+    def _ask(
         self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None, hint: bool
     ) -> Tensor | None:
         """Have the latest handler compute ``(B, H, Nq, d)``; the masks are those of the call, True ignores."""
-        module: nn.MultiheadAttention = self.module  # type: ignore[assignment]
-        batch, _, queries, width = query.shape
-        keys = key.shape[2]
-        dropout = module.dropout if module.training else 0.0
+        batch, _, queries, _ = query.shape
+        dropout = self.module.dropout if self.module.training else 0.0
         padding = None if padding is None else padding[:, None, None]
         if mask is not None:
-            mask = mask.reshape(batch, -1, queries, keys) if mask.dim() == 3 else mask[None, None]
+            mask = mask.reshape(batch, -1, queries, key.shape[2]) if mask.dim() == 3 else mask[None, None]
 
         def exact() -> Tensor:
             return F.scaled_dot_product_attention(query, key, value, _sum(padding, mask, query), dropout)
 
-        obstacle, kept, causal = None, None, False
-        try:
-            if hint and mask is None:
-                raise ValueError("is_causal is a hint about attn_mask, and there is none")
-            kept = key_mask(_true_attends(padding), queries=queries, keys=keys, causal=False)
-            seen, causal = _read(_true_attends(mask), queries, keys, likely=hint or self.causal)
-            if seen is not None:
-                kept = seen if kept is None else kept & seen
-        except ValueError as error:
-            obstacle = str(error)
-        call = AttentionCall(
-            module=module, query=query, key=key, value=value, scale=width**-0.5,
-            mask=None if kept is None else kept.expand(batch, -1), causal=causal,
-            layout=self.layout.of(queries, keys), exact=exact, obstacle=obstacle, dropout=dropout,
+        call = attention_call(
+            self.module, self.route.layout, query, key, value, exact, dropout=dropout,
+            masks=[_true_attends(padding), _true_attends(mask)], triangle=hint or self.route.causal, either=True,
+            obstacle="is_causal is a hint about attn_mask, and there is none" if hint and mask is None else None,
         )  # fmt: skip
-        return self.handlers[max(self.handlers)](call)
+        return self.route.ask(call)
 
     def _nested(self, tokens: Tensor) -> Tensor:
         """Self-attention over sequences of unequal lengths, as ``nn.TransformerEncoder`` packs a padded batch."""
@@ -201,12 +158,9 @@ def obstacle(module: nn.MultiheadAttention) -> str | None:
         return "a learned extra key and value (add_bias_kv)"
     if module.add_zero_attn:
         return "an extra key and value of zeros (add_zero_attn)"
-    if type(module).forward is not nn.MultiheadAttention.forward:
+    if inspect.unwrap(type(module).forward) is not nn.MultiheadAttention.forward:
         return f"{type(module).__name__} has a forward of its own"
-    patched = module.__dict__.get("forward")
-    if patched is not None and not isinstance(patched, Rerouted):
-        return "its forward was replaced by something else"
-    return None
+    return replaced_forward(module)
 
 
 def _tower(name: str) -> str:
@@ -257,21 +211,3 @@ def _sum(padding: Tensor | None, mask: Tensor | None, like: Tensor) -> Tensor | 
             part = like.new_zeros(part.shape).masked_fill(part, float("-inf"))
         total = part if total is None else total + part
     return total
-
-
-def _read(mask: Tensor | None, queries: int, keys: int, *, likely: bool) -> tuple[Tensor | None, bool]:
-    """Key mask and causality of a 4-D mask in which True attends.
-
-    Raises:
-        ValueError: It is neither key padding nor causal, or a compiled graph cannot tell.
-    """
-    if mask is None:
-        return None, False
-    if shared_by_queries(mask):
-        return key_mask(mask, queries=queries, keys=keys, causal=False), False
-    if torch.compiler.is_compiling() and not likely:
-        raise ValueError("a compiled graph cannot see whether the attention mask is causal: pass is_causal=True")
-    try:
-        return key_mask(mask, queries=queries, keys=keys, causal=likely), likely
-    except ValueError:
-        return key_mask(mask, queries=queries, keys=keys, causal=not likely), not likely

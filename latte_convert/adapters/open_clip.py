@@ -8,7 +8,6 @@ the adapter of that library.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,9 +19,8 @@ from open_clip.timm_model import AbsAttentionPool2d, RotAttentionPool2d, TimmMod
 from open_clip.transformer import Attention, AttentionalPooler, MultimodalTransformer
 from torch import nn
 
-from latte_convert.adapters import mha
-from latte_convert.adapters.layout import watch
-from latte_convert.adapters.reroute import Rerouted, calls_sdpa, reroute
+from latte_convert.adapters import mha, sdpa
+from latte_convert.adapters.route import route_site
 from latte_convert.attention import Adapter, AttentionSite, Handler
 
 _POOLING = "attention pooling by learned queries"
@@ -74,13 +72,12 @@ class OpenClipAdapter:
         """Send the calls of one attention module to ``handler``; routes nest, and undo in any order."""
         if (guest := _guest_of(model, site)) is not None:
             return guest.adapter.route(guest.model, site[len(guest.path) + 1 :], handler)
-        module, causal = model.get_submodule(site), _is_causal(model, site)
-        prefix = 1 if _tower(site) == "vision" else None  # the class token
-        route = mha.route if isinstance(module, nn.MultiheadAttention) else reroute
-        with ExitStack() as undo:
-            layout = watch(model, site, undo, prefix=prefix, cross=_is_cross(model, site))
-            undo.callback(route(module, handler, causal=causal, layout=layout))
-            return undo.pop_all().close
+        torchs = isinstance(model.get_submodule(site), nn.MultiheadAttention)
+        return route_site(
+            model, site, handler, mha.stand_in if torchs else sdpa.stand_in,
+            prefix=1 if _tower(site) == "vision" else None,  # the class token
+            causal=_is_causal(model, site), cross=_is_cross(model, site),
+        )  # fmt: skip
 
     def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
         """The linear layer that reads the attention output, or None where something stands between the two."""
@@ -132,13 +129,8 @@ def _own_site(model: nn.Module, name: str, module: nn.Module) -> list[AttentionS
 def _obstacle(module: Attention) -> str | None:
     """Why an attention of open_clip's own class must stay exact, or None."""
     if module.logit_scale is not None or not module.use_fsdpa:
-        return "computes attention itself instead of through scaled_dot_product_attention (scaled cosine)"
-    if not calls_sdpa(type(module)):
-        return f"{type(module).__name__} does not call scaled_dot_product_attention"
-    patched = module.__dict__.get("forward")
-    if patched is not None and not isinstance(patched, Rerouted):
-        return "its forward was replaced by something else"
-    return None
+        return f"{sdpa.BY_HAND} (scaled cosine)"
+    return sdpa.obstacle(module)
 
 
 def _tower(name: str) -> str:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import dis
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from latte_convert.adapters.layout import watch
-from latte_convert.adapters.reroute import calls_sdpa, reroute
+from latte_convert.adapters import sdpa
+from latte_convert.adapters.find import ancestors
+from latte_convert.adapters.route import route_site
+from latte_convert.adapters.sdpa import calls_sdpa
 from latte_convert.attention import AttentionSite, Handler
 
 # Attributes of attention modules, or of the modules around them, that add to the logits by relative position.
@@ -57,12 +58,9 @@ class TimmAdapter:
             A function that takes this route away; with the last one the module is as it was. A second call does
             nothing.
         """
-        module = model.get_submodule(site)
-        fused = {"fused_attn": True} if "fused_attn" in module.__dict__ else {}
-        with ExitStack() as undo:
-            layout = watch(model, site, undo, prefix=_prefix_tokens(model, site))
-            undo.callback(reroute(module, handler, layout=layout, attributes=fused))
-            return undo.pop_all().close
+        fused = {"fused_attn": True} if "fused_attn" in model.get_submodule(site).__dict__ else {}
+        prefix = _prefix_tokens(model, site)
+        return route_site(model, site, handler, sdpa.stand_in, prefix=prefix, attributes=fused)
 
     def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
         """The linear layer that reads the attention output; None behind a norm or a gate, or where there is none."""
@@ -106,7 +104,7 @@ def _describe(model: nn.Module, name: str, module: nn.Module) -> AttentionSite:
 def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
     """Why a site must stay exact, or None."""
     kind = type(module).__name__
-    biased = any(getattr(m, bias, None) is not None for m in (module, *_ancestors(model, name)) for bias in _BIASES)
+    biased = any(getattr(m, bias, None) is not None for m in (module, *ancestors(model, name)) for bias in _BIASES)
     if _POOLING.search(kind):
         return "attention pooling: a few queries"
     if _CHANNELS.search(kind):
@@ -115,8 +113,8 @@ def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
         return "windowed attention: it is linear already"
     if biased:
         return "relative-position bias on the logits"
-    if not calls_sdpa(type(module)):
-        return "computes attention itself instead of through scaled_dot_product_attention"
+    if reason := sdpa.obstacle(module):
+        return reason
     if _softmaxes(type(module)) > 1:
         return f"combines {_softmaxes(type(module))} attention maps"
     if "MultiQuery" in kind or getattr(module, "num_kv_heads", None) not in (None, _heads(module)[0]):
@@ -126,7 +124,7 @@ def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
 
 def _windowed(model: nn.Module, name: str, module: nn.Module) -> bool:
     """Whether a site attends within windows: the nearest module that has a setting for it says so."""
-    for holder in (module, *_ancestors(model, name)):
+    for holder in (module, *ancestors(model, name)):
         for attribute in _WINDOWS:
             value = getattr(holder, attribute, None)
             if value is not None:
@@ -158,11 +156,4 @@ def _query_width(module: nn.Module) -> int:
 
 def _prefix_tokens(model: nn.Module, name: str) -> int:
     """Class and register tokens before the patches, as the nearest module around a site counts them."""
-    return next((n for m in _ancestors(model, name) if isinstance(n := getattr(m, "num_prefix_tokens", None), int)), 0)
-
-
-def _ancestors(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """The modules around a module, innermost first."""
-    parts = name.split(".")
-    for end in range(len(parts) - 1, -1, -1):
-        yield model.get_submodule(".".join(parts[:end]))
+    return next((n for m in ancestors(model, name) if isinstance(n := getattr(m, "num_prefix_tokens", None), int)), 0)

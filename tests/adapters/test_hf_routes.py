@@ -158,7 +158,7 @@ def test_copies_of_a_converted_model_work(duplicate: Any, attention: str) -> Non
     assert_same(_run(twin), converted, tolerance=0)
     # The copy's exact branch follows the copy's own model.
     module = twin.get_submodule(SITE)
-    assert module.latte_routes.config is twin.config
+    assert module.latte_route.replaced["config"] is twin.config
 
 
 def test_a_copy_of_a_routed_model_is_routed() -> None:

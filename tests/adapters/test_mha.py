@@ -250,7 +250,7 @@ def test_an_encoder_and_decoder() -> None:
 
 
 def _traces(model: nn.Module) -> list[Any]:
-    return [(name, list(vars(m)), len(m._forward_pre_hooks), len(m._modules)) for name, m in model.named_modules()]
+    return [(name, type(m), list(vars(m)), len(m._forward_pre_hooks)) for name, m in model.named_modules()]
 
 
 @torch.no_grad()
@@ -283,7 +283,6 @@ def test_copies_of_a_converted_model(duplicate: Any) -> None:
     applied = apply(model, ADAPTER, latte_kernels(model))
     converted = model(x)
     twin = duplicate(model)
-    assert twin.layers[0].self_attn.__dict__["forward"].module is twin.layers[0].self_attn
     applied.undo()
     assert torch.equal(model(x), original)
     assert torch.equal(twin(x), converted)
