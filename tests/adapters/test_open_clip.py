@@ -61,6 +61,8 @@ def _build(name: str) -> nn.Module:
         model.text.correct_cls_mask = True
     with torch.no_grad():
         for key, parameter in model.named_parameters():
+            if key.endswith("text_projection"):  # CoCa leaves it to whatever memory holds
+                nn.init.normal_(parameter, std=0.1)
             if "attn" in key and parameter.dim() == 2:
                 parameter.add_(torch.randn_like(parameter) * 0.2)  # attention that is far from uniform
     return model.eval()
