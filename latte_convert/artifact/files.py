@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import glob
 import hashlib
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from latte_convert.artifact.locks import aside_of, claim, folder_of, recover
 from latte_convert.errors import OutputError
 from latte_convert.names import MANIFEST
 
@@ -31,45 +30,6 @@ def sha256_file(path: Path) -> str:
 def write_json(path: Path, content: Any) -> None:
     """Write strict, stable JSON: no NaN, ASCII, a newline at the end."""
     path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def write_document(content: Any, path: Path) -> None:
-    """Write a JSON document, whole or not at all.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-    write_file(path, lambda temporary: write_json(temporary, content))
-
-
-def write_text(text: str, path: Path) -> None:
-    """Write a page as UTF-8, whole or not at all.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-    write_file(path, lambda temporary: temporary.write_bytes(text.encode()))
-
-
-def write_file(path: Path, fill: Callable[[Path], object]) -> None:
-    """Write a file, whole or not at all: ``fill`` is given a temporary sibling.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        temporary = Path(name)
-        try:
-            fill(temporary)
-            temporary.chmod(path.stat().st_mode if path.exists() else 0o644)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(f"{path} was not written: {error.strerror or error}.") from error
 
 
 def check_target(
@@ -92,6 +52,9 @@ def check_target(
     Raises:
         OutputError: ``out`` exists and may not be replaced, its parent cannot be written, or the disk is too full.
     """
+    check_name(out)
+    with suppress(OSError):  # a disk that cannot be written is told of below
+        recover(out.absolute())
     target = out.resolve()
     for path in (*protect, Path.cwd()):
         if target == path.resolve() or target in path.resolve().parents:
@@ -115,6 +78,23 @@ def check_target(
         )
 
 
+def check_name(path: Path) -> None:
+    """Refuse a name that no report can hold, or that the file system does not take, before any work is done for it.
+
+    Raises:
+        OutputError: It is not UTF-8, is too long, or is no name at all.
+    """
+    try:
+        str(path).encode()
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except UnicodeEncodeError:
+        raise OutputError(f"the name {str(path)!a} is not UTF-8. Choose another --out.") from None
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{path} cannot be written: {why(error)}. Choose another --out.") from None
+
+
 def _is_ours(directory: Path, known: Collection[str]) -> bool:
     """Whether a directory is empty, an artifact, or holds nothing but files that are known."""
     if (directory / MANIFEST).is_file():
@@ -134,8 +114,9 @@ def _existing_parent(out: Path) -> Path:
 def atomic_directory(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """A directory that appears whole or not at all; ``check_target`` comes first.
 
-    Yields a temporary sibling to write into. On success it is flushed to disk and takes the place of ``out`` in one
-    step; on any failure, Ctrl-C included, it is removed, and what was at ``out`` before is untouched.
+    Yields a hidden sibling to write into. On success it is flushed to disk and takes the place of ``out`` in one
+    step; on any failure, Ctrl-C included, it is removed, and what was at ``out`` before is untouched. What a killed
+    run left is removed by the next one.
 
     Raises:
         OutputError: ``out`` has appeared meanwhile and ``overwrite`` is off, or writing failed (a full disk).
@@ -143,32 +124,31 @@ def atomic_directory(out: Path, *, overwrite: bool) -> Iterator[Path]:
     from safetensors import SafetensorError
 
     out = out.absolute()
-    temporary: Path | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(out)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.tmp-{os.getpid()}-", dir=out.parent))
-        temporary.chmod(0o777 & ~_umask())
-        yield temporary
-        for path in temporary.rglob("*"):
-            _fsync(path)
-        _fsync(temporary)
-        _swap(temporary, out, overwrite=overwrite)
-        _fsync(out.parent)
+        recover(out)
+        with claim(out) as claimed:
+            temporary = folder_of(claimed)
+            temporary.mkdir()
+            yield temporary
+            for path in (*temporary.rglob("*"), temporary):
+                flush(path)
+            _swap(temporary, out, aside_of(claimed), overwrite=overwrite)
+            flush(out.parent)
     except FileExistsError:
         raise OutputError(f"{out} has appeared meanwhile; it was left alone. Choose another --out.") from None
     except (OSError, SafetensorError) as error:
-        full = "No space left" in str(error) or getattr(error, "errno", None) in (errno.EDQUOT, errno.EFBIG)
-        reason = "the disk is full" if full else str(getattr(error, "strerror", None) or error)
-        raise OutputError(f"{out} was not written: {reason}. Nothing that was there before has changed.") from error
-    finally:
-        # After a swap this is the old directory.
-        if temporary is not None and temporary.exists():
-            shutil.rmtree(temporary, ignore_errors=True)
+        raise OutputError(f"{out} was not written: {why(error)}. Nothing that was there before has changed.") from error
 
 
-def _swap(temporary: Path, out: Path, *, overwrite: bool) -> None:
-    """Move ``temporary`` to ``out``; an old directory is exchanged for it, so that there is never none.
+def why(error: Exception) -> str:
+    """Why writing failed, as a clause."""
+    full = "No space left" in str(error) or getattr(error, "errno", None) in (errno.EDQUOT, errno.EFBIG)
+    return "the disk is full" if full else str(getattr(error, "strerror", None) or error)
+
+
+def _swap(temporary: Path, out: Path, aside: Path, *, overwrite: bool) -> None:
+    """Move ``temporary`` to ``out``; an old directory is exchanged for it, so that there always is one.
 
     Raises:
         FileExistsError: ``out`` exists and ``overwrite`` is off.
@@ -179,8 +159,7 @@ def _swap(temporary: Path, out: Path, *, overwrite: bool) -> None:
     if not exists:
         temporary.rename(out)
     elif not _exchange(temporary, out):
-        # Two renames where the system cannot exchange: a kill between them leaves the old one beside, complete.
-        aside = temporary.with_name(temporary.name + ".old")
+        # Two renames where the system cannot exchange; ``recover`` finishes them after a kill in between.
         out.rename(aside)
         try:
             temporary.rename(out)
@@ -188,7 +167,6 @@ def _swap(temporary: Path, out: Path, *, overwrite: bool) -> None:
             if not out.exists():
                 aside.rename(out)
             raise
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _exchange(a: Path, b: Path) -> bool:
@@ -201,33 +179,10 @@ def _exchange(a: Path, b: Path) -> bool:
     return bool(rename(at_fdcwd, os.fsencode(a), at_fdcwd, os.fsencode(b), exchange) == 0)
 
 
-def _remove_stale(out: Path) -> None:
-    """Remove what a killed run left beside ``out``; a run that is still alive keeps its own."""
-    for path in out.parent.glob(f".{glob.escape(out.name)}.tmp-*"):
-        pid = path.name.rpartition(".tmp-")[2].partition("-")[0]
-        if pid.isdecimal() and not _alive(int(pid)) and not path.name.endswith(".old"):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _fsync(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

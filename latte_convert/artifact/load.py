@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from latte_convert.adapters.convert import Applied
 from latte_convert.adapters.host import Host
+from latte_convert.artifact.check import artifact_directory, check_files, check_probe, original_tensors
 from latte_convert.artifact.manifest import Manifest, SiteRecord, read_manifest
 from latte_convert.checkpoints.resolve import resolve
-from latte_convert.errors import CheckpointError, IntegrityError, LatteError
+from latte_convert.errors import CheckpointError, IntegrityError, LatteError, first_line, nearest
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.names import is_ours
@@ -52,23 +53,34 @@ class Artifact:
         return self.host.convert(self.kernels, min_tokens=self.manifest.min_tokens)
 
 
-def load(directory: str | Path, *, device: str = "cpu", trust_remote_code: bool = False) -> nn.Module:
+def load(
+    directory: str | Path, *, device: str = "cpu", trust_remote_code: bool = False, verify: bool = False
+) -> nn.Module:
     """Load a hybrid.
 
     Args:
         directory: An artifact.
         device: Where to put the model.
         trust_remote_code: Run Python code that came with the source checkpoint.
+        verify: Check first what ``latte_convert.verify`` checks.
 
     Returns:
         The library's own class, in eval mode, with the converted sites in place.
 
     Raises:
-        IntegrityError: A tensor is missing, unknown, or of another shape than the manifest says.
-        CheckpointError: There is no such directory, or the original in it cannot be loaded.
+        IntegrityError: A tensor is missing, unknown, or of another shape than the manifest says; or the original in
+            the artifact cannot be loaded.
+        CheckpointError: There is no such directory.
     """
-    artifact = open_artifact(directory, device=device, trust_remote_code=trust_remote_code)
+    path = artifact_directory(directory)
+    if verify:
+        check_files(path)
+    artifact = open_artifact(path, device=device, trust_remote_code=trust_remote_code)
+    if verify:
+        original_tensors(artifact.source, artifact.manifest)
     artifact.convert()
+    if verify:
+        check_probe(artifact.model, artifact.manifest, path)
     return artifact.model
 
 
@@ -77,32 +89,31 @@ def open_artifact(directory: str | Path, *, device: str = "cpu", trust_remote_co
 
     Args and errors are those of ``load``.
     """
-    path = Path(directory).expanduser()
-    if not path.is_dir():
-        raise CheckpointError(f"there is no artifact at '{directory}'.")
+    path = artifact_directory(directory)
     manifest = read_manifest(path)
     try:
         source = resolve(path, trust_remote_code=trust_remote_code)
         tensors = source.read_tensors()
-    except CheckpointError as error:
-        raise IntegrityError(str(error)) from None
-    ours = {key: tensor for key, tensor in tensors.items() if is_ours(key)}
-    kernels = build_kernels(manifest, ours)
-    if source.model_class != manifest.source.model_class:
-        raise IntegrityError(
-            f"{path}: config.json gives {source.model_class}, the manifest says {manifest.source.model_class}; "
-            "one of them was changed."
-        )
-    try:
-        originals = {key: t for key, t in tensors.items() if key not in ours}
+        ours = {key: tensor for key, tensor in tensors.items() if is_ours(key)}
+        kernels = build_kernels(manifest, ours)
+        if source.model_class != manifest.source.model_class:
+            raise IntegrityError(
+                f"{path}: config.json gives {source.model_class}, the manifest says {manifest.source.model_class}; "
+                "one of them was changed."
+            )
+        originals = {key: tensor for key, tensor in tensors.items() if key not in ours}
         model, unexpected = source.instantiate(originals, manifest.recipe.get("resolution"))
+        host = Host.of(model)
     except CheckpointError as error:
         raise IntegrityError(str(error)) from None
     strange = sorted(set(unexpected) - set(manifest.source.unexpected_keys))
     if strange:
         raise IntegrityError(f"{path} holds tensors that the model does not know: {some(strange, 5)}.")
-    model = model.to(device)
-    return Artifact(path, Host.of(model), kernels, manifest, source)
+    names = [site.name for site in host.sites()]
+    if unknown := next((name for name in kernels if name not in names), None):
+        raise IntegrityError(f"the model has no attention site '{unknown}' ({nearest(unknown, names)}).")
+    model.to(device)
+    return Artifact(path, host, kernels, manifest, source)
 
 
 def build_kernels(manifest: Manifest, tensors: Mapping[str, Tensor]) -> dict[str, Kernel]:
@@ -119,19 +130,29 @@ def build_kernels(manifest: Manifest, tensors: Mapping[str, Tensor]) -> dict[str
 
 
 def _build(site: SiteRecord, tensors: dict[str, Tensor]) -> Kernel:
+    """A kernel with its own tensors, which are taken out of ``tensors``."""
+    kernel = _make(site, "meta")  # its shapes, before any memory is taken for them
+    stored: dict[str, Tensor] = {}
+    for name, tensor in kernel.state_dict().items():
+        key = f"{site.name}.latte.{name}"
+        if key not in tensors:
+            raise IntegrityError(f"tensor '{key}' is missing: the artifact is incomplete. Convert again.")
+        stored[name] = tensors.pop(key)
+        if stored[name].shape != tensor.shape:
+            raise IntegrityError(
+                f"tensor '{key}' has shape {tuple(stored[name].shape)}, the manifest implies {tuple(tensor.shape)}."
+            )
+    kernel = _make(site, "cpu")
+    kernel.load_state_dict(stored)
+    return kernel
+
+
+def _make(site: SiteRecord, device: str) -> Kernel:
     try:
-        kernel: Kernel = get_kernel(site.kernel)(site.heads, site.head_dim, **site.options)
-    except (TypeError, ValueError, LatteError) as error:
-        raise IntegrityError(f"{site.name}: the manifest's kernel '{site.kernel}' cannot be built: {error}.") from None
-    with torch.no_grad():
-        for name, tensor in kernel.state_dict().items():
-            key = f"{site.name}.latte.{name}"
-            if key not in tensors:
-                raise IntegrityError(f"tensor '{key}' is missing: the artifact is incomplete. Convert again.")
-            stored = tensors.pop(key)
-            if stored.shape != tensor.shape:
-                raise IntegrityError(
-                    f"tensor '{key}' has shape {tuple(stored.shape)}, the manifest implies {tuple(tensor.shape)}."
-                )
-            tensor.copy_(stored)
+        with torch.device(device):
+            kernel: Kernel = get_kernel(site.kernel)(site.heads, site.head_dim, **site.options)
+    except (TypeError, ValueError, RuntimeError, MemoryError, LatteError) as error:
+        raise IntegrityError(
+            f"{site.name}: the manifest's kernel '{site.kernel}' cannot be built: {first_line(error)}."
+        ) from None
     return kernel

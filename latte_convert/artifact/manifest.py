@@ -76,7 +76,11 @@ class Manifest(_Model):
     sites: list[SiteRecord]
     min_tokens: int = Field(ge=0)
     probe: ProbeRecord | None
-    files: dict[str, str] = Field(description="SHA-256 of every other file of the artifact except the reports.")
+    files: dict[str, str] = Field(description="SHA-256 of every file of the checkpoint.")
+    results: dict[str, str] = Field(
+        default_factory=dict,
+        description="SHA-256 of every other file: the report, and what latte bench and latte eval measured.",
+    )
 
     @property
     def fingerprint(self) -> str:
@@ -87,7 +91,7 @@ class Manifest(_Model):
         content = self.model_dump(mode="json", include={"files": True, "sites": True, "recipe": {"resolution"}})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    @field_validator("files")
+    @field_validator("files", "results")
     @classmethod
     def _inside(cls, files: dict[str, str]) -> dict[str, str]:
         for name in files:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from latte_convert.artifact import probe as probes
-from latte_convert.artifact.files import write_document
 from latte_convert.artifact.load import open_artifact
 from latte_convert.artifact.manifest import Manifest, read_manifest
+from latte_convert.artifact.results import update_manifest, write_document
 from latte_convert.artifact.verify import verify
 from latte_convert.bench.result import BenchReport
-from latte_convert.names import BENCH, MANIFEST
+from latte_convert.names import BENCH
 
 
 def write_min_tokens(directory: Path, min_tokens: int, *, trust_remote_code: bool = False) -> Manifest:
@@ -37,8 +37,8 @@ def write_min_tokens(directory: Path, min_tokens: int, *, trust_remote_code: boo
             _, output = probes.answer(artifact.model, probe.method, probe.inputs, probe.seed, probe.output)
         probe = probe.model_copy(update={"values": probes.sample_values(output)})
         manifest = manifest.model_copy(update={"probe": probe})
-    write_document(manifest.model_dump(mode="json"), directory / MANIFEST)
-    return manifest
+    changed = {"min_tokens": min_tokens, "probe": manifest.probe}
+    return update_manifest(directory, lambda current: current.model_copy(update=changed))
 
 
 def save_report(directory: Path, report: BenchReport) -> Path:

@@ -16,14 +16,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 def inspect(directory: Directory, json: Json = False) -> None:
     """Show what an artifact records: sites, kernels, parameters, provenance. Runs no model."""
+    from latte_convert.artifact.check import artifact_directory
     from latte_convert.artifact.manifest import read_manifest
     from latte_convert.artifact.read import site_parameters
-    from latte_convert.errors import CheckpointError
     from latte_convert.names import REPORT
     from latte_convert.report.read import read_report
 
-    if not directory.is_dir():
-        raise CheckpointError(f"there is no artifact at '{directory}'.")
+    directory = artifact_directory(directory)
     manifest = read_manifest(directory)
     report = read_report(directory / REPORT) if (directory / REPORT).exists() else None
     parameters = site_parameters(directory, manifest)
@@ -68,7 +67,7 @@ def verify(
     if json:
         console.document({"ok": True, **found.__dict__})
         return
-    console.result(f"{found.files} files have the recorded hashes")
+    console.result(f"{found.files} files of the checkpoint and {found.results} of results have the recorded hashes")
     console.result(f"the original's tensors are intact ({found.tensors_sha256[:12]}…)")
     if found.probe_difference is not None:
         console.result(

@@ -87,7 +87,7 @@ def evaluate(
 
     Example: latte eval dinov2-hybrid --task knn --data clothing/ --fail-under 0.95
     """
-    from latte_convert.artifact.files import write_document
+    from latte_convert.artifact.results import write_document
     from latte_convert.evaluation.evaluate import evaluate as run
 
     if out is not None:

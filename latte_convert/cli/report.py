@@ -134,7 +134,7 @@ def _check_kept(path: Path, data: Path, report: Report) -> None:
 
 
 def _several(paths: list[Path], out: Path | None, plots: bool, overwrite: bool) -> list[Path]:
-    from latte_convert.artifact.files import write_text
+    from latte_convert.artifact.results import write_text
     from latte_convert.errors import UsageError
     from latte_convert.report.html import render_comparison
     from latte_convert.report.read import read_report

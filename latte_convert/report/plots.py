@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from latte_convert.errors import OutputError, UsageError
+from latte_convert.artifact.results import Fill, write_files
+from latte_convert.errors import UsageError
 from latte_convert.measuring.maps import AttentionMap
 from latte_convert.report.charts import Bars, Chart, block_chart, blocks, frontier_chart, sensitivity_bars
 from latte_convert.report.curves import MEASURES, bench_chart
@@ -45,18 +47,15 @@ def write_plots(report: Report, directory: Path, stem: str = "report") -> list[P
         OutputError: A file cannot be written.
     """
     resvg = _resvg()
-    paths = []
+    fills: dict[Path, Fill] = {}
     for name, svg in _figures(report):
-        path = directory / f"{stem}-{name}.png"
         picture = resvg.svg_to_bytes(
             svg_string=svg, zoom=2, background=LIGHT["bg"], image_rendering="optimize_speed", sans_serif_family=_FONT
         )
-        try:
-            path.write_bytes(bytes(picture))
-        except OSError as error:
-            raise OutputError(f"{path} was not written: {error.strerror or error}.") from error
-        paths.append(path)
-    return paths
+        fills[directory / f"{stem}-{name}.png"] = partial(Path.write_bytes, data=bytes(picture))
+    if fills:
+        write_files(fills)
+    return list(fills)
 
 
 _FONT = "DejaVu Sans"

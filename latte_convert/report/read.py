@@ -9,6 +9,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from latte_convert.artifact.manifest import read_manifest
+from latte_convert.artifact.results import check_result
 from latte_convert.bench.result import BenchReport
 from latte_convert.errors import InputError
 from latte_convert.evaluation.result import EvalReport
@@ -36,7 +37,7 @@ def read_report(path: Path) -> Report:
     Raises:
         InputError: There is no report, it cannot be read, it follows another version of the schema, or it is a
             ``report.json`` of another artifact than the one it lies in.
-        IntegrityError: The artifact has no manifest that can be read.
+        IntegrityError: The artifact has no manifest that can be read, or a file is not the one that it records.
     """
     if path.name == REPORT or not path.is_dir():
         return _own_report(path)
@@ -50,7 +51,10 @@ def read_report(path: Path) -> Report:
 
     def own(files: list[Path], kind: type[_A], earlier: list[_A]) -> list[_A]:
         """By the files beside the report; where none is of this artifact, by what the report holds already."""
-        for found in ([(file, read(file, kind)) for file in files], [(path / REPORT, result) for result in earlier]):
+        for found in (
+            [(file, _read_kept(file, kind)) for file in files],
+            [(path / REPORT, result) for result in earlier],
+        ):
             foreign.extend(file for file, result in found if result.artifact_fingerprint != fingerprint)
             if ours := [result for _, result in found if result.artifact_fingerprint == fingerprint]:
                 return ours
@@ -99,7 +103,7 @@ def _name(result: BenchReport | EvalReport) -> str:
 
 def _own_report(path: Path) -> Report:
     """A report file; a ``report.json`` beside a manifest must be of that artifact, where it says of which it is."""
-    report = read(path, Report)
+    report = _read_kept(path, Report)
     manifest = path.parent / MANIFEST
     if path.name != REPORT or report.artifact_fingerprint is None or not manifest.exists():
         return report
@@ -109,6 +113,18 @@ def _own_report(path: Path) -> Report:
             "convert again."
         )
     return report
+
+
+def _read_kept(path: Path, kind: type[_M]) -> _M:
+    """A document, which in an artifact must be the one that was written there.
+
+    Raises:
+        InputError: See ``read``.
+        IntegrityError: It was changed since.
+    """
+    found = read(path, kind)
+    check_result(path)
+    return found
 
 
 def read(path: Path, kind: type[_M]) -> _M:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from latte_convert.artifact.files import write_document, write_file, write_json
+from latte_convert.artifact.files import write_json
 from latte_convert.artifact.manifest import read_manifest
+from latte_convert.artifact.results import write_document, write_files
 from latte_convert.bench.result import BenchReport
 from latte_convert.errors import InputError, OutputError
 from latte_convert.evaluation.result import EvalReport
@@ -76,12 +77,21 @@ def write_report(report: Report, path: Path) -> None:
         OutputError: The file cannot be written.
     """
     if path.suffix == ".html":
-        write_file(path, lambda temporary: write_html(report, temporary))
+        write_files({path: lambda temporary: write_html(report, temporary)})
     else:
         write_document(report.model_dump(mode="json"), path)
 
 
 def write_reports(report: Report, directory: Path) -> None:
-    """Write a report into an artifact that is being made, for machines and for people."""
-    write_json(directory / REPORT, report.model_dump(mode="json"))
-    write_html(report, directory / "report.html")
+    """Write a report into an artifact that is being made, for machines and for people.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
+    content = report.model_dump(mode="json")
+    write_files(
+        {
+            directory / REPORT: lambda path: write_json(path, content),
+            directory / "report.html": lambda path: write_html(report, path),
+        }
+    )

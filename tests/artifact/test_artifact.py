@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,21 +18,6 @@ from latte_convert.artifact.tensors import digest, write_tensors
 from latte_convert.errors import CheckpointError, IntegrityError, OutputError
 from latte_convert.names import is_ours
 from latte_convert.recipe import Recipe
-
-
-@pytest.fixture(scope="module")
-def result(tiny_dino: Path, photos: Path):
-    return latte_convert.convert(tiny_dino, photos, recipe=Recipe(kernel="latte", samples=4))
-
-
-@pytest.fixture(scope="module")
-def saved(result, tmp_path_factory) -> Path:
-    return result.save(tmp_path_factory.mktemp("saved") / "hybrid")
-
-
-@pytest.fixture
-def artifact(saved: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(saved, tmp_path / "hybrid")
 
 
 def edit_weights(artifact: Path, change) -> None:
@@ -238,16 +220,6 @@ def test_an_old_directory_is_exchanged(tmp_path, monkeypatch, exchange):
         (directory / "new").write_text("new")
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["new"]
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
-
-
-def test_what_a_killed_run_left_is_removed(tmp_path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    for pid in (dead.pid, os.getpid()):
-        (tmp_path / f".out.tmp-{pid}-abc").mkdir()
-    with files.atomic_directory(tmp_path / "out", overwrite=False):
-        pass
-    assert sorted(p.name for p in tmp_path.iterdir()) == [f".out.tmp-{os.getpid()}-abc", "out"]
 
 
 def test_restore_checks_every_file(artifact, tmp_path):

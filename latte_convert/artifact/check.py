@@ -1,0 +1,145 @@
+"""What is checked of an artifact: its files against the manifest, the original's tensors, the answer to the probe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from latte_convert.artifact.files import sha256_file
+from latte_convert.artifact.locks import locked, recover
+from latte_convert.artifact.manifest import Manifest, read_manifest
+from latte_convert.artifact.probe import probe_difference
+from latte_convert.artifact.results import settle
+from latte_convert.artifact.tensors import digest
+from latte_convert.checkpoints.base import Checkpoint
+from latte_convert.checkpoints.resolve import resolve
+from latte_convert.errors import CheckpointError, IntegrityError
+from latte_convert.names import MANIFEST
+from latte_convert.wording import some
+
+TOLERANCE = {"float32": 1e-3, "float64": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
+"""Largest accepted difference of the probe by dtype, in units of the output's root mean square. Machines differ in
+the order of their sums; a wrong kernel, a lost scale or a changed weight is off by far more."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What ``verify`` checked.
+
+    Attributes:
+        files: Number of files of the checkpoint whose hash is right.
+        results: Number of files of results (report, bench, eval) whose hash is right.
+        tensors_sha256: Digest of the original's tensors, equal to the source's.
+        probe_difference: Difference of the reloaded hybrid from the recorded answer, or None without a probe.
+        tolerance: What was accepted.
+    """
+
+    files: int
+    results: int
+    tensors_sha256: str
+    probe_difference: float | None
+    tolerance: float | None
+
+
+def artifact_directory(directory: str | Path) -> Path:
+    """The directory of an artifact; one that a killed run had only set aside is put back.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    try:
+        path = Path(directory).expanduser()
+        if not path.is_dir():
+            recover(path.absolute())
+        if path.is_dir():
+            return path
+    except (OSError, ValueError, RuntimeError) as error:  # no name of a file, or no such home
+        raise CheckpointError(f"'{directory}' cannot be an artifact: {error}.") from None
+    raise CheckpointError(f"there is no artifact at '{directory}'.")
+
+
+def check_files(path: Path) -> Manifest:
+    """Compare every file of an artifact with its manifest, both ways; hidden files are no part of it.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        IntegrityError: A file is missing, changed, or not named.
+    """
+    settle(path)
+    with locked(path / MANIFEST):
+        manifest = read_manifest(path)
+        recorded = {**manifest.results, **manifest.files}
+        for name, expected in recorded.items():
+            file = path / name
+            if not file.is_file() or file.is_symlink():
+                raise IntegrityError(f"{path}: '{name}' is missing.")
+            if sha256_file(file) != expected:
+                raise IntegrityError(f"{path}: '{name}' is not the file that was saved (its hash differs).")
+    extra = sorted(set(_files(path)) - {MANIFEST, *recorded})
+    if extra:
+        raise IntegrityError(
+            f"{path} holds files that its manifest does not name: {some(extra, 5)}. Remove them, or keep them "
+            "elsewhere; 'latte report' records what 'latte bench' and 'latte eval' wrote."
+        )
+    return manifest
+
+
+def _files(path: Path) -> list[str]:
+    """Every file below a directory that is not hidden, relative to it."""
+    found = (file.relative_to(path) for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
+    return [name.as_posix() for name in found if not any(part.startswith(".") for part in name.parts)]
+
+
+def open_source(path: Path) -> Checkpoint:
+    """The checkpoint inside an artifact.
+
+    Raises:
+        IntegrityError: It cannot be used.
+    """
+    try:
+        return resolve(path)
+    except CheckpointError as error:
+        raise IntegrityError(str(error)) from None
+
+
+def original_tensors(source: Checkpoint, manifest: Manifest) -> dict[str, Tensor]:
+    """The original's tensors inside an artifact.
+
+    Raises:
+        IntegrityError: They are not those that were converted.
+    """
+    try:
+        tensors = source.original_tensors()
+    except CheckpointError as error:
+        raise IntegrityError(str(error)) from None
+    if digest(tensors) != manifest.source.tensors_sha256:
+        raise IntegrityError(
+            f"{source.path}: the original's tensors are not those recorded in {MANIFEST}; the artifact was changed."
+        )
+    return tensors
+
+
+def check_probe(model: nn.Module, manifest: Manifest, path: Path) -> tuple[float | None, float | None]:
+    """Compare a hybrid's answer to the recorded probe with the recorded one.
+
+    Returns:
+        The difference, and what was accepted; None without a probe.
+
+    Raises:
+        IntegrityError: It answers differently.
+    """
+    if manifest.probe is None:
+        return None, None
+    difference = probe_difference(model, manifest.probe)
+    tolerance = TOLERANCE[str(next(model.parameters()).dtype).removeprefix("torch.")]
+    if not difference <= tolerance:
+        raise IntegrityError(
+            f"{path}: the reloaded hybrid answers the probe differently than at conversion (by {difference:.2g} of "
+            f"the output's scale, {tolerance:g} accepted). Library versions then: "
+            + ", ".join(f"{name} {version}" for name, version in manifest.library_versions.items())
+        )
+    return difference, tolerance
