@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from latte_convert.artifact.files import sha256_file
+from latte_convert.artifact.files import sha256_file, visible
 from latte_convert.artifact.locks import locked, recover
 from latte_convert.artifact.manifest import Manifest, read_manifest
 from latte_convert.artifact.probe import probe_difference
@@ -79,19 +79,13 @@ def check_files(path: Path) -> Manifest:
                 raise IntegrityError(f"{path}: '{name}' is missing.")
             if sha256_file(file) != expected:
                 raise IntegrityError(f"{path}: '{name}' is not the file that was saved (its hash differs).")
-    extra = sorted(set(_files(path)) - {MANIFEST, *recorded})
+    extra = sorted(set(visible(path)) - {MANIFEST, *recorded})
     if extra:
         raise IntegrityError(
             f"{path} holds files that its manifest does not name: {some(extra, 5)}. Remove them, or keep them "
             "elsewhere; 'latte report' records what 'latte bench' and 'latte eval' wrote."
         )
     return manifest
-
-
-def _files(path: Path) -> list[str]:
-    """Every file below a directory that is not hidden, relative to it."""
-    found = (file.relative_to(path) for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
-    return [name.as_posix() for name in found if not any(part.startswith(".") for part in name.parts)]
 
 
 def open_source(path: Path) -> Checkpoint:

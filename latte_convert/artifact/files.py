@@ -27,6 +27,12 @@ def sha256_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+def visible(directory: Path) -> list[str]:
+    """Every file below a directory that is not hidden: its name relative to it, sorted."""
+    found = (file.relative_to(directory) for file in directory.rglob("*") if file.is_symlink() or not file.is_dir())
+    return sorted(name.as_posix() for name in found if not any(part.startswith(".") for part in name.parts))
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write strict, stable JSON: no NaN, ASCII, a newline at the end."""
     path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from latte_convert.artifact.files import atomic_directory, check_target, sha256_file, write_json
+from latte_convert.artifact.files import atomic_directory, check_target, sha256_file, visible, write_json
 from latte_convert.artifact.manifest import CalibrationRecord, Manifest, SiteRecord, SourceRecord
 from latte_convert.artifact.probe import record_probe
 from latte_convert.artifact.tensors import digest, write_tensors
@@ -57,9 +57,11 @@ def save_artifact(
             sidecars = copy_files(source.path, source.sidecars(), directory)
             weights = write_tensors({**originals, **ours}, directory, source.weights_stem)
             manifest = _manifest(task, plan, originals, [*sidecars, *weights], directory)
-            write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
             if describe is not None:
                 describe(directory, manifest.fingerprint)
+            results = {name: sha256_file(directory / name) for name in visible(directory) if name not in manifest.files}
+            manifest = manifest.model_copy(update={"results": results})
+            write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
 
 
 def copy_files(source: Path, names: Iterable[str], directory: Path) -> list[str]:

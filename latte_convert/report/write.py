@@ -83,15 +83,6 @@ def write_report(report: Report, path: Path) -> None:
 
 
 def write_reports(report: Report, directory: Path) -> None:
-    """Write a report into an artifact that is being made, for machines and for people.
-
-    Raises:
-        OutputError: A file cannot be written.
-    """
-    content = report.model_dump(mode="json")
-    write_files(
-        {
-            directory / REPORT: lambda path: write_json(path, content),
-            directory / "report.html": lambda path: write_html(report, path),
-        }
-    )
+    """Write a report into an artifact that is being made, for machines and for people."""
+    write_json(directory / REPORT, report.model_dump(mode="json"))
+    write_html(report, directory / "report.html")
