@@ -22,6 +22,10 @@ REPORT, BENCH, EVALUATIONS = "report.json", "bench.json", "eval*.json"
 the last."""
 
 
+PAGE = "report.html"
+"""The report as a page, in an artifact."""
+
+
 def is_report(name: str) -> bool:
     """Whether a file of an artifact holds what was measured."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in (REPORT, BENCH, EVALUATIONS))

@@ -7,12 +7,16 @@ from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.config import JsonDict
 
 from latte_convert.errors import RecipeError, nearest
 
 DEFAULT_RATIO = 0.67
 """Share of the eligible sites that is converted where a recipe sets no budget."""
 
+
+CONFIGS = Path(__file__).parent / "configs"
+"""Recipes that come with the tool."""
 
 BUDGETS = ("ratio", "k", "max_flops", "target_speedup")
 """The keys that say how much is converted; a recipe has at most one of them."""
@@ -26,82 +30,174 @@ class Candidate(BaseModel):
         options: Keyword arguments of its constructor.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     kernel: str
     options: dict[str, Any] = {}
 
 
-class Recipe(BaseModel):
-    """Settings of a conversion; ``configs/default.yaml`` explains every key beside its default.
+_KERNEL: JsonDict = {"group": "What replaces softmax"}
+_EXTRAS: JsonDict = {"group": "What any kernel can be given on top; null: what helped this kernel on held-out samples"}
+_SELECTION: JsonDict = {"group": "Which sites are converted"}
+_CALIBRATION: JsonDict = {"group": "Calibration"}
+_GATE: JsonDict = {"group": "Quality gate"}
 
-    Attributes:
-        kernel: Sub-quadratic operator that replaces softmax attention; ``auto`` chooses one per site.
-        options: Options of the kernel, such as ``window`` of near_far; what is not given has the kernel's default.
-        candidates: The kernels that ``auto`` chooses from; empty means the tool's own list.
-        tte: Fit the anchor alpha (tunable Taylor expansion) of latte; off fixes it at 0.
-        jpn: Normalise the features of latte after squaring (joint post-squaring normalisation).
-        granularity: One set of kernel scalars per ``layer`` or per ``head``.
-        exact_prefix: Queries of prefix tokens (CLS, registers) attend by softmax. This and the next five: None
-            is what helped the kernel on held-out samples.
-        key_shift: Subtract each head's mean key.
-        input_map: Fit a matrix per head for the queries and one for the keys, by gradient descent.
-        sigma: Fit a diagonal scale on the input of the output projection.
-        bias: Fit a constant on the input of the output projection.
-        output_map: Fit a matrix per head on the attention output, shrunk toward the identity; takes sigma's place.
-        min_tokens: With fewer keys than this, a converted site runs its exact branch.
-        scorer: How sensitivity is measured.
-        mse_weight: Weight of the squared error in the paper's score (its lambda).
-        ratio: Share of the eligible sites to convert. At most one of this and the next three is given; with none,
-            as many sites are converted as keep ``min_fidelity``, or two thirds of them.
-        k: Number of sites to convert.
-        max_flops: Highest share of the exact attention FLOPs of the eligible sites that the hybrid may need.
-        target_speedup: Speed of the hybrid relative to the original, end to end, that a plan must reach.
-        towers: Towers to convert (vision, text, audio, encoder, decoder); empty means all.
-        include: Patterns of site names; only these are candidates. Empty means all.
-        exclude: Patterns of site names that stay exact.
-        propagate_error: Refit the chosen sites one after another on the inputs they get from converted ones.
-        samples: Number of samples asked for, held-out ones included.
-        holdout: Share of the samples kept for measuring, never used in a fit.
-        min_samples: Fewer usable samples than this is an error.
-        resolution: Height and width of images in pixels, where the checkpoint's own is not wanted.
-        seed: Seed of the choice of samples and tokens.
-        strict: The first unusable sample is an error.
-        min_fidelity: Lowest mean cosine of the held-out final output that is accepted.
+
+class Recipe(BaseModel):
+    """Settings of a conversion.
+
+    The description of a field is the only one: the command line's help and ``configs/default.yaml`` are made from it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
-    kernel: str = "near_far"
-    options: dict[str, Any] = {}
-    candidates: tuple[Candidate, ...] = ()
-    tte: bool = True
-    jpn: bool = True
-    granularity: Literal["layer", "head"] = "layer"
-    exact_prefix: bool | None = None
-    key_shift: bool | None = None
-    input_map: bool | None = None
-    sigma: bool | None = None
-    bias: bool | None = None
-    output_map: bool | None = None
-    min_tokens: int = Field(0, ge=0)
-    scorer: Literal["paper", "isolated", "greedy"] = "isolated"
-    mse_weight: float = Field(10.0, ge=0)
-    ratio: float | None = Field(None, ge=0, le=1)
-    k: int | None = Field(None, ge=0)
-    max_flops: float | None = Field(None, gt=0, le=1)
-    target_speedup: float | None = Field(None, gt=0)
-    towers: tuple[str, ...] = ()
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    propagate_error: bool = False
-    samples: int = Field(32, ge=2)
-    holdout: float = Field(0.25, gt=0, lt=1)
-    min_samples: int = Field(2, ge=2)
-    resolution: int | None = Field(None, ge=1)
-    seed: int = Field(0, ge=0, lt=2**31)
-    strict: bool = False
-    min_fidelity: float | None = Field(None, ge=-1, le=1)
+    kernel: str = Field(
+        "near_far",
+        description="Operator that replaces softmax attention, such as near_far or latte; auto: the cheapest per site "
+        "that keeps the budget.",
+        json_schema_extra=_KERNEL,
+    )
+    options: dict[str, Any] = Field(
+        {},
+        description="Options of the kernel, such as clusters and views of near_far; the others have the kernel's "
+        "defaults.",
+        json_schema_extra=_KERNEL,
+    )
+    candidates: tuple[Candidate, ...] = Field(
+        (),
+        description="Kernels that auto chooses from, such as {kernel: near_far, options: {clusters: 64}}; empty: the "
+        "tool's own list.",
+        json_schema_extra=_KERNEL,
+    )
+    tte: bool = Field(
+        True,
+        description="latte: fit the anchor alpha (tunable Taylor expansion); off fixes it at 0.",
+        json_schema_extra=_KERNEL,
+    )
+    jpn: bool = Field(
+        True,
+        description="latte: normalise the features after squaring (joint post-squaring normalisation).",
+        json_schema_extra=_KERNEL,
+    )
+    granularity: Literal["layer", "head"] = Field(
+        "layer", description="latte, taylor2: kernel scalars per layer or per head.", json_schema_extra=_KERNEL
+    )
+    min_tokens: int = Field(
+        0,
+        ge=0,
+        description="With fewer keys than this, a converted site runs exact attention, bit for bit.",
+        json_schema_extra=_KERNEL,
+    )
+    exact_prefix: bool | None = Field(
+        None,
+        description="Queries of prefix tokens (CLS, registers) attend by softmax.",
+        json_schema_extra=_EXTRAS,
+    )
+    key_shift: bool | None = Field(
+        None, description="Subtract each head's mean key, which softmax does not notice.", json_schema_extra=_EXTRAS
+    )
+    input_map: bool | None = Field(
+        None,
+        description="Fit a matrix per head for the queries and one for the keys, by gradient descent.",
+        json_schema_extra=_EXTRAS,
+    )
+    sigma: bool | None = Field(
+        None, description="Fit a diagonal scale on the input of the output projection.", json_schema_extra=_EXTRAS
+    )
+    bias: bool | None = Field(
+        None, description="Fit a constant on the input of the output projection.", json_schema_extra=_EXTRAS
+    )
+    output_map: bool | None = Field(
+        None,
+        description="Fit a matrix per head on the attention output, shrunk toward the identity; takes sigma's place.",
+        json_schema_extra=_EXTRAS,
+    )
+    scorer: Literal["paper", "isolated", "greedy"] = Field(
+        "isolated",
+        description="How sensitivity is measured. isolated: change of the final output with one site converted; "
+        "greedy: the same behind the sites chosen before; paper: change of block outputs with all sites converted.",
+        json_schema_extra=_SELECTION,
+    )
+    mse_weight: float = Field(
+        10.0,
+        ge=0,
+        description="Weight of the squared error in the paper's score, its lambda: (1 - cosine) + mse_weight * mse.",
+        json_schema_extra=_SELECTION,
+    )
+    ratio: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Share of the eligible sites to convert, the most robust first; 0.67 where no budget is set.",
+        json_schema_extra=_SELECTION,
+    )
+    k: int | None = Field(
+        None, ge=0, description="Number of sites to convert, in place of ratio.", json_schema_extra=_SELECTION
+    )
+    max_flops: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Convert the sites that lose least, until attention needs this share of the exact FLOPs.",
+        json_schema_extra=_SELECTION,
+    )
+    target_speedup: float | None = Field(
+        None,
+        gt=0,
+        description="Convert the sites that lose least, until the model is this many times faster, measured here.",
+        json_schema_extra=_SELECTION,
+    )
+    towers: tuple[str, ...] = Field(
+        (),
+        description="Convert only these towers: vision, text, audio, encoder, decoder; empty: all.",
+        json_schema_extra=_SELECTION,
+    )
+    include: tuple[str, ...] = Field(
+        (),
+        description="Convert only sites that match: whole dotted parts with shell wildcards, such as layer.1 or "
+        "vision_*; empty: all.",
+        json_schema_extra=_SELECTION,
+    )
+    exclude: tuple[str, ...] = Field(
+        (), description="Sites that stay exact, by patterns as in include.", json_schema_extra=_SELECTION
+    )
+    samples: int = Field(
+        32, ge=2, description="Number of samples to use, held-out ones included.", json_schema_extra=_CALIBRATION
+    )
+    holdout: float = Field(
+        0.25,
+        gt=0,
+        lt=1,
+        description="Share of the samples kept for measuring, never used in a fit.",
+        json_schema_extra=_CALIBRATION,
+    )
+    min_samples: int = Field(
+        2, ge=2, description="Fewer usable samples than this are an error.", json_schema_extra=_CALIBRATION
+    )
+    resolution: int | None = Field(
+        None,
+        ge=1,
+        description="Height and width of images in pixels, in place of the checkpoint's own; positions are "
+        "interpolated.",
+        json_schema_extra=_CALIBRATION,
+    )
+    seed: int = Field(
+        0, ge=0, lt=2**31, description="Seed of the choice of samples and tokens.", json_schema_extra=_CALIBRATION
+    )
+    strict: bool = Field(False, description="The first unusable sample is an error.", json_schema_extra=_CALIBRATION)
+    propagate_error: bool = Field(
+        False,
+        description="Refit the chosen sites one after another on the inputs they get from converted ones; slower.",
+        json_schema_extra=_CALIBRATION,
+    )
+    min_fidelity: float | None = Field(
+        None,
+        ge=-1,
+        le=1,
+        description="Lowest cosine of the held-out final output to accept; below it nothing is written, exit code 4. "
+        "Without another budget: convert as much as keeps it.",
+        json_schema_extra=_GATE,
+    )
 
     @model_validator(mode="after")
     def _samples_suffice(self) -> Recipe:
@@ -137,13 +233,17 @@ class Recipe(BaseModel):
             raise RecipeError(f"{origin}: " + "; ".join(_explain(e) for e in error.errors())) from None
 
     @classmethod
-    def from_yaml(cls, path: Path, **overrides: Any) -> Recipe:
+    def from_yaml(cls, path: str | Path, **overrides: Any) -> Recipe:
         """Read a YAML file; ``overrides`` win over what it says.
+
+        Args:
+            path: The file, or the name of a recipe that comes with the tool, such as ``linear``; a file wins.
+            overrides: Settings.
 
         Raises:
             RecipeError: The file is absent, is not YAML, or does not validate.
         """
-        return cls.build({**_read_yaml(path), **overrides}, origin=str(path))
+        return cls.build({**_read_yaml(_place(path)), **overrides}, origin=str(path))
 
 
 class _Loader(yaml.SafeLoader):
@@ -162,12 +262,21 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _place(path: str | Path) -> Path:
+    """The file that a path or the name of one of our recipes stands for."""
+    own = {file.stem: file for file in CONFIGS.glob("*.yaml")}
+    if Path(path).exists() or str(path) not in own:
+        return Path(path)
+    return own[str(path)]
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise RecipeError(f"recipe {path} cannot be read: {reason}. configs/default.yaml is a start.") from None
+        names = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.yaml")))
+        raise RecipeError(f"recipe {path} cannot be read: {reason}. Give a YAML file, or one of {names}.") from None
     try:
         values = yaml.load(text, _Loader)  # noqa: S506 (it is a SafeLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a huge number, or no such date

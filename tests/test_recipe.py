@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,16 +9,34 @@ import yaml
 from latte_convert.errors import RecipeError
 from latte_convert.recipe import Recipe
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = ROOT / "configs"
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import write_configs  # noqa: E402
 
 
-def test_default_yaml_is_the_default_and_explains_every_key():
+def test_default_yaml_is_the_default_and_up_to_date():
+    """``python scripts/write_configs.py`` makes it so."""
+    text = (CONFIGS / "default.yaml").read_text(encoding="utf-8")
     assert Recipe.from_yaml(CONFIGS / "default.yaml") == Recipe()
-    text = (CONFIGS / "default.yaml").read_text()
-    assert set(yaml.safe_load(text)) == set(Recipe.model_fields)
-    for line in text.splitlines():
-        if line and not line.lstrip().startswith("#"):
-            assert "#" in line, f"no explanation: {line}"
+    assert list(yaml.safe_load(text)) == list(Recipe.model_fields)
+    assert text == write_configs.render()
+
+
+def test_every_setting_is_explained():
+    fields = Recipe.model_json_schema()["properties"]
+    assert [name for name, field in fields.items() if not field["description"].endswith(".")] == []
+    assert all(field["group"] for field in fields.values())
+
+
+def test_a_recipe_of_ours_goes_by_its_name_and_a_file_of_that_name_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Recipe.from_yaml("paper") == Recipe.from_yaml(CONFIGS / "paper.yaml")
+    (tmp_path / "paper").write_text("k: 3\n")
+    assert Recipe.from_yaml("paper") == Recipe(k=3)
+    with pytest.raises(RecipeError, match="Give a YAML file, or one of default, linear, paper"):
+        Recipe.from_yaml("papers")
 
 
 def test_paper_yaml_is_the_method_as_published():

@@ -7,14 +7,11 @@ from typing import Annotated
 
 import typer
 
-from latte_convert.cli import console
+from latte_convert.cli import console, options
 from latte_convert.wording import rounded_down
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="An artifact that 'latte convert' wrote.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 
-
-def inspect(directory: Directory, json: Json = False) -> None:
+def inspect(directory: options.Directory, json: options.Json = False) -> None:
     """Show what an artifact records: sites, kernels, parameters, provenance. Runs no model."""
     from latte_convert.artifact.check import artifact_directory
     from latte_convert.artifact.manifest import read_manifest
@@ -53,12 +50,9 @@ def inspect(directory: Directory, json: Json = False) -> None:
 
 
 def verify(
-    directory: Directory,
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option("--trust-remote-code", help="Run Python code that came with the source checkpoint."),
-    ] = False,
-    json: Json = False,
+    directory: options.Directory,
+    trust_remote_code: options.Remote = False,
+    json: options.Json = False,
 ) -> None:
     """Check hashes, strict reload and parity of an artifact; exit code 5 if anything is off. For CI."""
     from latte_convert.artifact.verify import verify as check
@@ -76,10 +70,10 @@ def verify(
 
 
 def restore(
-    directory: Directory,
+    directory: options.Directory,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="ORIG", help="Directory to create.")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing directory.")] = False,
-    json: Json = False,
+    overwrite: options.Overwrite = False,
+    json: options.Json = False,
 ) -> None:
     """Write the exact original of an artifact back."""
     from latte_convert.artifact.verify import restore as write

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latte_convert.cli import console
-from latte_convert.cli.artifact import Directory, Json
+from latte_convert.cli import console, options
 from latte_convert.wording import rounded_down
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ class Dtype(str, Enum):
     bfloat16 = "bfloat16"
 
 
-_LENGTHS, _OUTPUT = "Lengths", "Output"
+_LENGTHS = "Lengths"
 _NAMES = {
     "original": "original",
     "hybrid": "hybrid",
@@ -36,7 +35,7 @@ _NAMES = {
 
 
 def bench(
-    directory: Directory,
+    directory: options.Directory,
     tokens: Annotated[
         str | None,
         typer.Option("--tokens", metavar="N,N,…", rich_help_panel=_LENGTHS, help="Lengths of texts, in tokens."),
@@ -47,25 +46,29 @@ def bench(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="DATA", help="Real samples to compare outputs on. [synthetic ones]"),
+        typer.Option("--data", metavar="DATA", help="Real samples to compare outputs on, in place of synthetic ones."),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Cast the weights. [as they were saved]")] = None,
+    device: options.Device = "auto",
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option("--dtype", rich_help_panel=options.MODEL, help="Cast the weights, as saved if not given."),
+    ] = None,
     compile: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Measure the hybrid with compiled kernels too.")
     ] = True,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Measurements of each variant.")] = 10,
     write: Annotated[
         bool,
-        typer.Option("--write", rich_help_panel=_OUTPUT, help="Store the crossover as min_tokens in the artifact."),
+        typer.Option(
+            "--write", rich_help_panel=options.OUTPUT, help="Store the crossover as min_tokens in the artifact."
+        ),
     ] = False,
     save: Annotated[
-        bool, typer.Option("--save", rich_help_panel=_OUTPUT, help="Keep the figures as bench.json in the artifact.")
+        bool,
+        typer.Option("--save", rich_help_panel=options.OUTPUT, help="Keep the figures as bench.json in the artifact."),
     ] = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code that came with the source checkpoint.")
-    ] = False,
-    json: Json = False,
+    trust_remote_code: options.Remote = False,
+    json: options.Json = False,
 ) -> None:
     """Measure time, memory and FLOPs against exact attention over lengths, and find the crossover.
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from latte_convert.wording import printable, rounded_down
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from latte_convert.report.schema import Report
 
 Advance = Callable[[], None]
@@ -224,6 +226,19 @@ def fidelity_table(report: Report) -> None:
         f"samples: {calibration.requested} asked, {calibration.used} fitted, {calibration.held_out} held out, "
         f"{len(calibration.skipped)} skipped, {calibration.truncated} truncated"
     )
+
+
+def next_step(report: Report, out: Path) -> None:
+    """Whether the hybrid is worth it, where its page is, and the command to type next."""
+    from latte_convert.names import PAGE
+    from latte_convert.report.verdict import worth_of
+
+    worth = worth_of(report, str(out))
+    if worth is not None:
+        note(worth.verdict)
+    note(f"report: {out / PAGE}")
+    if worth is not None:
+        note(f"next: {worth.command}")
 
 
 def _si(count: float) -> str:

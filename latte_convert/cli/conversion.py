@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latte_convert.cli import console, options
+from latte_convert.errors import UsageError
+from latte_convert.recipe import Recipe
 
 if TYPE_CHECKING:
     from latte_convert.report.schema import Report
 
 
+@options.takes_recipe
 def convert(
     model: options.Model,
     calib: options.Calib,
@@ -20,33 +23,7 @@ def convert(
         Path | None,
         typer.Option("--out", "-o", metavar="DIR", rich_help_panel=options.OUTPUT, help="Artifact to create."),
     ] = None,
-    config: options.Config = None,
-    kernel: options.KernelName = None,
-    option: options.KernelOption = None,
-    scorer: options.ScorerName = None,
-    ratio: options.Ratio = None,
-    k: options.Count = None,
-    max_flops: options.MaxFlops = None,
-    target_speedup: options.Speedup = None,
-    towers: options.Towers = None,
-    include: options.Include = None,
-    exclude: options.Exclude = None,
-    granularity: options.Heads = None,
-    min_tokens: options.MinTokens = None,
-    propagate_error: options.Propagate = None,
-    min_fidelity: options.MinFidelity = None,
-    samples: options.Samples = None,
-    min_samples: options.MinSamples = None,
-    resolution: options.Resolution = None,
-    seed: options.Seed = None,
-    strict: options.Strict = None,
-    device: options.Device = "auto",
-    revision: options.Revision = None,
-    allow_pickle: options.Pickle = False,
-    trust_remote_code: options.Remote = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", rich_help_panel=options.OUTPUT, help="Replace an existing --out.")
-    ] = False,
+    overwrite: options.Overwrite = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -54,18 +31,27 @@ def convert(
         ),
     ] = False,
     json: options.Json = False,
+    device: options.Device = "auto",
+    revision: options.Revision = None,
+    allow_pickle: options.Pickle = False,
+    trust_remote_code: options.Remote = False,
+    *,
+    recipe: Recipe,
 ) -> None:
     """Calibrate, score, select, rewrite, measure, and save a hybrid checkpoint with its report.
 
     Example: latte convert facebook/dinov2-small --calib photos/ --out dinov2-hybrid
     """
-    from latte_convert.errors import UsageError
-
     if out is None and not dry_run:
         raise UsageError("give --out DIR for the artifact, or --dry-run to see the plan only.")
-    arguments = options.arguments(locals())
+    loading: dict[str, Any] = {
+        "device": device,
+        "revision": revision,
+        "allow_pickle": allow_pickle,
+        "trust_remote_code": trust_remote_code,
+    }
     if dry_run:
-        _show_plan(_score(model, calib, **arguments), json)
+        _show_plan(_score(model, calib, recipe=recipe, **loading), json)
         return
     from latte_convert.artifact.files import check_target
     from latte_convert.conversion import convert as run
@@ -73,20 +59,21 @@ def convert(
     assert out is not None
     check_target(out, overwrite=overwrite, protect=[Path(place).expanduser() for place in (model, *calib)])
     with console.log_to_stderr(), console.progress() as progress:
-        outcome = run(model, calib, progress=progress, **arguments)
+        outcome = run(model, calib, recipe=recipe, progress=progress, **loading)
         console.heed_interrupt()
         outcome.save(out, overwrite=overwrite)
     report = outcome.report
     _warn(report)
     console.site_table(report)
     console.fidelity_table(report)
-    console.note(f"report: {out / 'report.html'}")
+    console.next_step(report, out)
     if json:
         console.document(report.model_dump(mode="json"))
     else:
         console.result(str(out))
 
 
+@options.takes_recipe
 def score(
     model: options.Model,
     calib: options.Calib,
@@ -100,29 +87,7 @@ def score(
             help="Write the report as .json, or as a page with the plot as .html.",
         ),
     ] = None,
-    config: options.Config = None,
-    kernel: options.KernelName = None,
-    option: options.KernelOption = None,
-    scorer: options.ScorerName = None,
-    ratio: options.Ratio = None,
-    k: options.Count = None,
-    max_flops: options.MaxFlops = None,
-    target_speedup: options.Speedup = None,
-    towers: options.Towers = None,
-    include: options.Include = None,
-    exclude: options.Exclude = None,
-    granularity: options.Heads = None,
-    min_tokens: options.MinTokens = None,
-    min_fidelity: options.MinFidelity = None,
-    samples: options.Samples = None,
-    min_samples: options.MinSamples = None,
-    resolution: options.Resolution = None,
-    seed: options.Seed = None,
-    strict: options.Strict = None,
-    device: options.Device = "auto",
-    revision: options.Revision = None,
-    allow_pickle: options.Pickle = False,
-    trust_remote_code: options.Remote = False,
+    overwrite: options.Overwrite = False,
     stripes: Annotated[
         bool,
         typer.Option(
@@ -131,24 +96,34 @@ def score(
             help="Report the stripes of every head: keys that all attend to, queries that attend everywhere.",
         ),
     ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", rich_help_panel=options.OUTPUT, help="Replace an existing --out.")
-    ] = False,
     json: options.Json = False,
+    device: options.Device = "auto",
+    revision: options.Revision = None,
+    allow_pickle: options.Pickle = False,
+    trust_remote_code: options.Remote = False,
+    *,
+    recipe: Recipe,
 ) -> None:
     """Measure how sensitive every attention site is to linear attention. Writes no model.
 
     Example: latte score facebook/dinov2-small --calib photos/ --out scores.html
     """
-    from latte_convert.errors import UsageError
-
-    if out is not None and out.suffix not in (".json", ".html"):
-        raise UsageError(f"--out takes a .json or .html file, not '{out.name}'.")
     if out is not None:
         from latte_convert.report.write import check_report_target, write_report
 
+        if out.suffix not in (".json", ".html"):
+            raise UsageError(f"--out takes a .json or .html file, not '{out.name}'.")
         check_report_target(out, overwrite=overwrite)
-    report = _score(model, calib, stripes=stripes, **options.arguments(locals()))
+    report = _score(
+        model,
+        calib,
+        recipe=recipe,
+        stripes=stripes,
+        device=device,
+        revision=revision,
+        allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
+    )
     if out is not None:
         write_report(report, out)
     _show_plan(report, json)

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latte_convert.cli import console
+from latte_convert.cli import console, options
 from latte_convert.wording import percent_down, some
 
 if TYPE_CHECKING:
     from latte_convert.evaluation.result import EvalReport, MetricReport
 
-_DATA, _GATE, _OUTPUT = "Data", "Gate", "Output"
+_DATA, _GATE = "Data", "Gate"
 
 
 def evaluate(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="An artifact that 'latte convert' wrote.")],
+    directory: options.Directory,
     task: Annotated[
         str,
         typer.Option(
@@ -40,7 +40,12 @@ def evaluate(
     ],
     samples: Annotated[
         int | None,
-        typer.Option("--samples", min=2, rich_help_panel=_DATA, help="Samples to use at most. [all; fidelity: 128]"),
+        typer.Option(
+            "--samples",
+            min=2,
+            rich_help_panel=_DATA,
+            help="Samples to use at most; without it all, and 128 for fidelity.",
+        ),
     ] = None,
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=1, rich_help_panel=_DATA, help="Inputs in one call of a model.")
@@ -62,26 +67,31 @@ def evaluate(
     ] = None,
     fail_under: Annotated[
         float | None,
-        typer.Option("--fail-under", min=0, rich_help_panel=_GATE, help="Least retention; exit code 4 below it."),
+        typer.Option(
+            "--fail-under",
+            min=0,
+            rich_help_panel=_GATE,
+            help="Least share of the original's metric that the hybrid must keep, such as 0.95; exit code 4 below it.",
+        ),
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option("--metric", rich_help_panel=_GATE, help="Metric that --fail-under is for. [the task's main one]"),
+        typer.Option(
+            "--metric",
+            rich_help_panel=_GATE,
+            help="Metric that --fail-under is for; without it the task's primary one.",
+        ),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code that came with the source checkpoint.")
-    ] = False,
+    device: options.Device = "auto",
+    trust_remote_code: options.Remote = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", rich_help_panel=_OUTPUT, help="Write the result as .json, too."),
+        typer.Option(
+            "--out", "-o", metavar="FILE", rich_help_panel=options.OUTPUT, help="Write the result as .json, too."
+        ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", rich_help_panel=_OUTPUT, help="Replace an existing --out.")
-    ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", rich_help_panel=_OUTPUT, help="Print one JSON document on stdout.")
-    ] = False,
+    overwrite: options.Overwrite = False,
+    json: options.Json = False,
 ) -> None:
     """Measure task metrics of the hybrid beside the original on the same samples, and what is retained.
 

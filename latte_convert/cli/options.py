@@ -1,36 +1,29 @@
-"""Options that several commands share, and what becomes of them."""
+"""Options that several commands share. Those of the recipe are made from its fields: one for every setting."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import Enum
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-if TYPE_CHECKING:
-    from latte_convert.recipe import Recipe
+from latte_convert.errors import UsageError
+from latte_convert.recipe import BUDGETS, Recipe
 
+MODEL, DATA, OUTPUT = "Model", "Calibration", "Output"
 
-class Granularity(str, Enum):
-    """Whether a layer or each head has its own kernel scalars."""
-
-    layer = "layer"
-    head = "head"
-
-
-class Scorer(str, Enum):
-    """How sensitivity is measured."""
-
-    paper = "paper"
-    isolated = "isolated"
-    greedy = "greedy"
-
-
-MODEL, RECIPE, DATA, OUTPUT = "Model", "Recipe (each wins over the file)", "Samples", "Output"
-
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="Local directory, safetensors file, or Hub id.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A Hub id, a local directory or safetensors file, timm:NAME, open_clip:ARCH/TAG, or an artifact of "
+        "latte. An existing path wins over a Hub id.",
+    ),
+]
 Calib = Annotated[
     list[str],
     typer.Option(
@@ -41,122 +34,7 @@ Calib = Annotated[
         "Twice, images and texts, for a model with a tower for each.",
     ),
 ]
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", metavar="FILE", rich_help_panel=RECIPE, help="Recipe as YAML; see configs/."),
-]
-KernelName = Annotated[
-    str | None,
-    typer.Option(
-        "--kernel",
-        rich_help_panel=RECIPE,
-        help="Operator that replaces softmax, such as near_far or latte; auto: the cheapest per site that keeps the "
-        "budget. [near_far]",
-    ),
-]
-KernelOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        metavar="KEY=VALUE",
-        rich_help_panel=RECIPE,
-        help="An option of the kernel, such as clusters=64 or sigma=false. Repeatable.",
-    ),
-]
-ScorerName = Annotated[
-    Scorer | None,
-    typer.Option(
-        "--scorer",
-        rich_help_panel=RECIPE,
-        help="paper: block outputs, all sites converted; isolated: final output, one site at a time; greedy: final "
-        "output, behind the sites chosen before. [isolated]",
-    ),
-]
-Ratio = Annotated[
-    float | None,
-    typer.Option("--ratio", rich_help_panel=RECIPE, help="Share of eligible sites to convert. [0.67]"),
-]
-Count = Annotated[int | None, typer.Option("-k", rich_help_panel=RECIPE, help="Number of sites to convert.")]
-MaxFlops = Annotated[
-    float | None,
-    typer.Option(
-        "--max-flops",
-        rich_help_panel=RECIPE,
-        help="Convert the sites that lose least, until attention needs this share of the exact FLOPs.",
-    ),
-]
-Speedup = Annotated[
-    float | None,
-    typer.Option(
-        "--target-speedup",
-        rich_help_panel=RECIPE,
-        help="Convert the sites that lose least, until the model is this much faster, measured here.",
-    ),
-]
-Include = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--include",
-        metavar="PATTERN",
-        rich_help_panel=RECIPE,
-        help="Only these sites are candidates: whole dotted parts, e.g. 'layer.1' or 'vision_*'. Repeatable.",
-    ),
-]
-Exclude = Annotated[
-    list[str] | None,
-    typer.Option("--exclude", metavar="PATTERN", rich_help_panel=RECIPE, help="These sites stay exact. Repeatable."),
-]
-Towers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--towers",
-        metavar="TOWER",
-        rich_help_panel=RECIPE,
-        help="Only this tower: vision, text, audio, encoder or decoder. Repeatable. [all]",
-    ),
-]
-Heads = Annotated[
-    Granularity | None,
-    typer.Option("--granularity", rich_help_panel=RECIPE, help="Kernel scalars per layer or head."),
-]
-MinTokens = Annotated[
-    int | None,
-    typer.Option("--min-tokens", rich_help_panel=RECIPE, help="With fewer keys a site runs exact attention. [0]"),
-]
-Propagate = Annotated[
-    bool | None,
-    typer.Option(
-        "--propagate-error/--no-propagate-error",
-        rich_help_panel=RECIPE,
-        help="Refit the chosen sites on the inputs they get behind converted ones. Slower.",
-    ),
-]
-MinFidelity = Annotated[
-    float | None,
-    typer.Option(
-        "--min-fidelity",
-        rich_help_panel=RECIPE,
-        help="Lowest accepted held-out cosine of the final output; exit code 4 below it. Without another budget: "
-        "convert as much as keeps it.",
-    ),
-]
-Samples = Annotated[
-    int | None,
-    typer.Option("--samples", rich_help_panel=DATA, help="Samples to use, held-out ones included. [32]"),
-]
-MinSamples = Annotated[
-    int | None,
-    typer.Option("--min-samples", rich_help_panel=DATA, help="Fewer usable samples are an error. [2]"),
-]
-Resolution = Annotated[
-    int | None,
-    typer.Option("--resolution", rich_help_panel=DATA, help="Image size in pixels. [the checkpoint's own]"),
-]
-Seed = Annotated[int | None, typer.Option("--seed", rich_help_panel=DATA, help="Seed of the choice of samples. [0]")]
-Strict = Annotated[
-    bool | None,
-    typer.Option("--strict/--no-strict", rich_help_panel=DATA, help="The first unusable sample is an error."),
-]
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="An artifact that 'latte convert' wrote.")]
 Device = Annotated[str, typer.Option("--device", rich_help_panel=MODEL, help="auto, cpu, cuda, cuda:1, mps.")]
 Revision = Annotated[
     str | None,
@@ -168,73 +46,117 @@ Pickle = Annotated[
 ]
 Remote = Annotated[
     bool,
-    typer.Option("--trust-remote-code", rich_help_panel=MODEL, help="Run Python code of the checkpoint."),
+    typer.Option("--trust-remote-code", rich_help_panel=MODEL, help="Run Python code that came with the checkpoint."),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", rich_help_panel=OUTPUT, help="Replace what --out names, if it exists.")
 ]
 Json = Annotated[
-    bool,
-    typer.Option("--json", rich_help_panel=OUTPUT, help="Print the report as one JSON document on stdout."),
+    bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print one JSON document on stdout and nothing else.")
+]
+Config = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        rich_help_panel="Recipe",
+        help="A recipe as YAML, or one that comes with the tool: default, linear, paper. Options win over it.",
+    ),
 ]
 
-
-SETTINGS = (
-    "kernel",
-    "scorer",
-    "ratio",
-    "k",
-    "max_flops",
-    "target_speedup",
-    "towers",
-    "include",
-    "exclude",
-    "granularity",
-    "min_tokens",
-    "propagate_error",
-    "min_fidelity",
-    "samples",
-    "min_samples",
-    "resolution",
-    "seed",
-    "strict",
-)
+_FLAGS = {"k": ("-k",), "options": ("--option",)}
+_METAVARS = {"options": "KEY=VALUE", "towers": "TOWER", "include": "PATTERN", "exclude": "PATTERN"}
 
 
-LOADING = ("device", "revision", "allow_pickle", "trust_remote_code")
+def _is_option(name: str) -> bool:
+    """Whether a setting can be given on the command line; the kernels that ``auto`` chooses from need a file."""
+    return name in Recipe.model_fields and name != "candidates"
 
 
-def arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``convert`` and ``score`` of the library get from the options of their commands.
+def takes_recipe(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's ``recipe`` parameter by ``--config`` and one option for each setting.
+
+    The command is called with the recipe that they make.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    settings = [_parameter(name) for name in Recipe.model_fields if _is_option(name)]
+    config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Config)
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        values = {each.name: given.pop(each.name) for each in settings}
+        recipe = read_recipe(given.pop("config"), values)
+        command(**given, recipe=recipe)
+
+    parameters = []
+    for parameter in signature.parameters.values():
+        made = [config, *settings] if parameter.name == "recipe" else [parameter]
+        parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in made]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    """The option of a setting; None where it was not given."""
+    field = Recipe.model_fields[name]
+    given, repeatable = _given_type(field.annotation)
+    flag = name.replace("_", "-")
+    flags = _FLAGS.get(name, (f"--{flag}/--no-{flag}",) if given is bool else (f"--{flag}",))
+    extra = field.json_schema_extra
+    option = typer.Option(
+        *flags,
+        metavar=_METAVARS.get(name),
+        rich_help_panel=str(extra["group"]) if isinstance(extra, dict) else None,
+        help=f"{field.description}{' Repeatable.' if repeatable else ''}",
+        show_default=_shown(field.default),
+    )
+    annotation = Annotated[(list[given] if repeatable else given) | None, option]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _given_type(annotation: Any) -> tuple[Any, bool]:
+    """What the command line takes for a setting of a type, and whether it takes several."""
+    if get_origin(annotation) is UnionType:
+        annotation = next(each for each in get_args(annotation) if each is not NoneType)
+    if get_origin(annotation) in (tuple, dict):
+        return str, True
+    return annotation, False
+
+
+def _shown(default: Any) -> str | bool:
+    """A default as the help shows it; a switch that is off and an empty list go without."""
+    if default is None or default is False or default in ((), {}):
+        return False
+    return "on" if default is True else str(default)
+
+
+def read_recipe(config: str | None, given: Mapping[str, Any]) -> Recipe:
+    """The recipe file with the options that were given on the command line.
 
     Args:
-        given: The value of each option, by the name of its parameter.
+        config: A YAML file or the name of a recipe of ours; None is the default recipe.
+        given: The value of each option by the name of its setting; None or empty where it was not given.
 
     Raises:
         RecipeError: The recipe does not validate.
-        UsageError: An ``--option`` is no ``KEY=VALUE``.
+        UsageError: An ``--option`` is not ``KEY=VALUE``.
     """
-    return {"recipe": _recipe(given), **{key: given[key] for key in LOADING}}
-
-
-def _recipe(given: Mapping[str, Any]) -> Recipe:
-    """The recipe file with the options that were given on the command line."""
-    from latte_convert.recipe import BUDGETS, Recipe
-
-    values = {key: given[key] for key in SETTINGS if given.get(key) not in (None, [])}
-    values = {key: value.value if isinstance(value, Enum) else value for key, value in values.items()}
-    if given.get("option"):
-        values["options"] = _kernel_options(given["option"])
+    values = {key: value for key, value in given.items() if value not in (None, [])}
+    if "options" in values:
+        values["options"] = _kernel_options(values["options"])
     budgets = [key for key in BUDGETS if key in values]
     if len(budgets) == 1:  # one on the command line wins over another in the file
         values.update(dict.fromkeys((key for key in BUDGETS if key not in budgets), None))
-    if given["config"] is None:
+    if config is None:
         return Recipe.build(values, origin="options")
-    return Recipe.from_yaml(given["config"], **values)
+    return Recipe.from_yaml(config, **values)
 
 
 def _kernel_options(pairs: list[str]) -> dict[str, Any]:
     """``KEY=VALUE`` pairs, each value read as YAML: a number, true, false, null or a word."""
     import yaml
-
-    from latte_convert.errors import UsageError
 
     options: dict[str, Any] = {}
     for pair in pairs:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latte_convert.cli import console
+from latte_convert.cli import console, options
 from latte_convert.wording import some
 
 if TYPE_CHECKING:
     from latte_convert.report.schema import Report
 
-_OUTPUT, _COMPARE = "Output", "Comparison for CI"
+_COMPARE = "Comparison for CI"
 
 
 def report(
@@ -28,16 +28,15 @@ def report(
             "--out",
             "-o",
             metavar="FILE",
-            rich_help_panel=_OUTPUT,
-            help="The page to write; of one artifact, its .json too. [DIR/report.html; of several, ./report.html]",
+            rich_help_panel=options.OUTPUT,
+            help="The page to write, with its .json for one artifact; DIR/report.html, or ./report.html of several.",
         ),
     ] = None,
     plots: Annotated[
-        bool, typer.Option("--plots", rich_help_panel=_OUTPUT, help="Write the charts of one artifact as PNG, too.")
+        bool,
+        typer.Option("--plots", rich_help_panel=options.OUTPUT, help="Write the charts of one artifact as PNG, too."),
     ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", rich_help_panel=_OUTPUT, help="Replace an existing --out.")
-    ] = False,
+    overwrite: options.Overwrite = False,
     compare: Annotated[
         bool,
         typer.Option(
@@ -49,11 +48,14 @@ def report(
     ] = False,
     tolerance: Annotated[
         float,
-        typer.Option("--tolerance", min=0, rich_help_panel=_COMPARE, help="How much worse is still no regression."),
+        typer.Option(
+            "--tolerance",
+            min=0,
+            rich_help_panel=_COMPARE,
+            help="How much worse a number may get before it is a regression.",
+        ),
     ] = 0.005,
-    json: Annotated[
-        bool, typer.Option("--json", rich_help_panel=_OUTPUT, help="Print one JSON document on stdout.")
-    ] = False,
+    json: options.Json = False,
 ) -> None:
     """Rebuild the report of an artifact with what bench and eval have added, or show several side by side.
 
