@@ -21,7 +21,7 @@ from latte_convert.kernels.softmax import softmax_flops
 from latte_convert.measuring.agreement import Agreement
 from latte_convert.measuring.fidelity import Fidelity
 from latte_convert.measuring.flops import attention_flops
-from latte_convert.measuring.maps import AttentionMap
+from latte_convert.measuring.map_result import AttentionMap
 from latte_convert.measuring.stripes import Stripes, correlation
 from latte_convert.report.schema import (
     AgreementReport,

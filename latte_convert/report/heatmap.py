@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 
-from latte_convert.measuring.maps import AttentionMap, Heatmap
+from latte_convert.measuring.map_result import AttentionMap, Heatmap
 from latte_convert.report.palette import RAMP
 
 

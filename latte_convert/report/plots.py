@@ -10,7 +10,7 @@ from typing import Any
 
 from latte_convert.artifact.results import Fill, write_files
 from latte_convert.errors import UsageError
-from latte_convert.measuring.maps import AttentionMap
+from latte_convert.measuring.map_result import AttentionMap
 from latte_convert.report.charts import Bars, Chart, block_chart, blocks, frontier_chart, sensitivity_bars
 from latte_convert.report.curves import MEASURES, bench_chart
 from latte_convert.report.html import plans, template

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from latte_convert.bench.result import BenchReport
 from latte_convert.evaluation.result import EvalReport
-from latte_convert.measuring.maps import AttentionMap
+from latte_convert.measuring.map_result import AttentionMap
 
 
 class _Model(BaseModel):

@@ -14,7 +14,8 @@ from latte_convert.data.feed import Inputs, run
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.exact import ExactKernel
 from latte_convert.kernels.latte.kernel import LatteKernel
-from latte_convert.measuring.maps import AttentionMap, _Cells, _stripes, attention_maps, exact_map, kernel_map
+from latte_convert.measuring.map_result import AttentionMap
+from latte_convert.measuring.maps import _Cells, _stripes, attention_maps, exact_map, kernel_map
 
 HEADS, DIM = 2, 6
 

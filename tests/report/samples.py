@@ -9,7 +9,7 @@ from typing import Any
 from latte_convert.artifact.manifest import CalibrationRecord, Manifest, SourceRecord
 from latte_convert.bench.result import BenchReport, Crossover, LengthResult, Timing, VariantResult
 from latte_convert.evaluation.result import EvalReport, MetricReport
-from latte_convert.measuring.maps import AttentionMap, HeadShares, Heatmap
+from latte_convert.measuring.map_result import AttentionMap, HeadShares, Heatmap
 from latte_convert.recipe import Recipe
 from latte_convert.report.schema import (
     AgreementReport,
