@@ -8,8 +8,10 @@ kernels: a handler decides what a routed module computes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
+
+from typing_extensions import Self
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,6 +30,11 @@ class TokenLayout:
     prefix: int = 0
     grid: tuple[int, int] | None = None
     aligned: bool = True
+
+
+def _sequence() -> TokenLayout:
+    """Default of a field: torch.compile follows a function, but no instance and no class."""
+    return TokenLayout()
 
 
 @dataclass(frozen=True)
@@ -66,9 +73,7 @@ class CallShape:
         head_dim: Channels per head of query and key, d.
         value_dim: Channels per head of value, dv.
         causal: Whether a query sees only the keys up to its own position.
-        prefix: Number of leading tokens that are not on the grid.
-        grid: ``(height, width)`` of the remaining tokens, or None for a sequence.
-        aligned: Whether query ``i`` and key ``i`` are the same token (self-attention).
+        layout: How the tokens are arranged.
     """
 
     queries: int
@@ -77,40 +82,30 @@ class CallShape:
     head_dim: int
     value_dim: int
     causal: bool = False
-    prefix: int = 0
-    grid: tuple[int, int] | None = None
-    aligned: bool = True
+    layout: TokenLayout = field(default_factory=_sequence)
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of a routed attention module.
+    """What attention is computed from; a kernel takes nothing else.
 
     Attributes:
-        module: The routed module.
         query: ``(B, H, Nq, d)`` after projection, QK-norm and rotary embedding.
         key: ``(B, H, Nk, d)``.
         value: ``(B, H, Nk, dv)``.
-        scale: Factor on the logits.
-        mask: Boolean key mask ``(B, Nk)``, True where a key takes part, or None.
+        scale: Factor on the logits, often ``d**-0.5``.
+        mask: Boolean key mask ``(B, Nk)``, True where a key takes part; None if all do.
         causal: Whether query i sees only the keys up to ``i + Nk - Nq``.
         layout: How the tokens are arranged.
-        exact: Computes the original attention output ``(B, H, Nq, dv)``.
-        obstacle: What this call asks for that no linear kernel honours, or None.
-        dropout: Dropout of attention weights that the original would apply now.
     """
 
-    module: nn.Module
     query: Tensor
     key: Tensor
     value: Tensor
     scale: float
-    mask: Tensor | None
-    causal: bool
-    layout: TokenLayout
-    exact: Callable[[], Tensor]
-    obstacle: str | None = None
-    dropout: float = 0.0
+    mask: Tensor | None = None
+    causal: bool = False
+    layout: TokenLayout = field(default_factory=_sequence)
 
     @property
     def shape(self) -> CallShape:
@@ -122,12 +117,10 @@ class AttentionCall:
             head_dim=self.query.shape[3],
             value_dim=self.value.shape[3],
             causal=self.causal,
-            prefix=self.layout.prefix,
-            grid=self.layout.grid,
-            aligned=self.layout.aligned,
+            layout=self.layout,
         )
 
-    def sample(self, index: int) -> AttentionCall:
+    def sample(self, index: int) -> Self:
         """The same call for one sample of the batch, as a batch of one."""
         one = slice(index, index + 1)
         return replace(
@@ -139,7 +132,24 @@ class AttentionCall:
         )
 
 
-Handler = Callable[[AttentionCall], "Tensor | None"]
+@dataclass(frozen=True, kw_only=True)
+class SiteCall(AttentionCall):
+    """A call of a site that an adapter hands over.
+
+    Attributes:
+        module: The module of the site.
+        exact: Computes the original attention output ``(B, H, Nq, dv)``.
+        obstacle: What this call asks for that no linear kernel honours, or None.
+        dropout: Dropout of attention weights that the original would apply now.
+    """
+
+    module: nn.Module
+    exact: Callable[[], Tensor]
+    obstacle: str | None = None
+    dropout: float = 0.0
+
+
+Handler = Callable[[SiteCall], "Tensor | None"]
 """Computes what a routed module puts out, ``(B, H, Nq, dv)``; None leaves the call to the original."""
 
 

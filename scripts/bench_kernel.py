@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from latte_convert.attention import AttentionCall
 from latte_convert.kernels.latte.kernel import LatteKernel
 
 LAYOUTS = ("contiguous", "transposed")
@@ -51,7 +52,7 @@ def variant(name: str, args: argparse.Namespace) -> Callable[..., Tensor]:
         return lambda *qkv: F.scaled_dot_product_attention(*qkv, scale=scale)
     kernel = LatteKernel(args.heads, args.head_dim)
     attend = torch.compile(kernel, dynamic=False) if name == "compiled" else kernel
-    return lambda *qkv: attend(*qkv, scale=scale)
+    return lambda *qkv: attend(AttentionCall(*qkv, scale=scale))
 
 
 def milliseconds(calls: dict[str, Callable[[], object]], repeats: int, block: int) -> dict[str, list[float]]:

@@ -25,7 +25,7 @@ from bench_kernel import milliseconds, resident
 from torch import Tensor
 from torch.nn import functional as F
 
-from latte_convert.attention import CallShape, TokenLayout
+from latte_convert.attention import AttentionCall, CallShape, TokenLayout
 from latte_convert.kernels.near_far.kernel import NearFarKernel
 from latte_convert.kernels.softmax import softmax_flops
 
@@ -49,13 +49,14 @@ def build(args: argparse.Namespace) -> NearFarKernel:
 def time_at(args: argparse.Namespace, side: int) -> Row:
     """Median and quartiles of both, their ratio, and the ratio of the FLOPs."""
     kernel, qkv, scale = build(args), inputs(args, side), args.head_dim**-0.5
+    layout = TokenLayout(prefix=1, grid=(side, side))
     calls = {
         "exact": partial(F.scaled_dot_product_attention, *qkv, scale=scale),
-        "near_far": partial(kernel, *qkv, scale=scale, layout=TokenLayout(prefix=1, grid=(side, side))),
+        "near_far": partial(kernel, AttentionCall(*qkv, scale=scale, layout=layout)),
     }
     times = milliseconds(calls, args.repeats, 1)
     tokens = 1 + side**2
-    shape = CallShape(tokens, tokens, args.heads, args.head_dim, args.head_dim, prefix=1, grid=(side, side))
+    shape = CallShape(tokens, tokens, args.heads, args.head_dim, args.head_dim, layout=layout)
     quartiles = {name: statistics.quantiles(values, n=4) for name, values in times.items()}
     return {
         "tokens": tokens,
@@ -68,13 +69,13 @@ def time_at(args: argparse.Namespace, side: int) -> Row:
 
 def probe(args: argparse.Namespace, side: int) -> int:
     """Bytes that one call adds to the resident set at its peak; meant for a process of its own."""
-    kernel, qkv = build(args), inputs(args, side)
-    attend = partial(kernel, scale=args.head_dim**-0.5, layout=TokenLayout(prefix=1, grid=(side, side)))
-    attend(*qkv)
+    kernel, layout = build(args), TokenLayout(prefix=1, grid=(side, side))
+    call = AttentionCall(*inputs(args, side), scale=args.head_dim**-0.5, layout=layout)
+    kernel(call)
     ctypes.CDLL(None).malloc_trim(0)  # hand the warm-up's memory back
     Path("/proc/self/clear_refs").write_text("5")  # restart the high-water mark
     before = resident("VmRSS")
-    out = attend(*qkv)
+    out = kernel(call)
     peak = resident("VmHWM") - before  # read before the check below makes tensors of its own
     return peak if out.isfinite().all() else -1
 

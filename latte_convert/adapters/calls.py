@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from latte_convert.adapters.layout import SiteLayout
 from latte_convert.adapters.masks import key_mask, shared_by_queries
-from latte_convert.attention import AttentionCall
+from latte_convert.attention import SiteCall
 
 
 def attention_call(
@@ -27,7 +27,7 @@ def attention_call(
     either: bool = False,
     obstacle: str | None = None,
     dropout: float = 0.0,
-) -> AttentionCall:
+) -> SiteCall:
     """Describe a call; what no linear kernel honours becomes its ``obstacle``.
 
     Args:
@@ -57,7 +57,7 @@ def attention_call(
             kept, causal = seen if kept is None else kept & seen, causal or triangular
     except ValueError as error:
         obstacle = obstacle or str(error)
-    return AttentionCall(
+    return SiteCall(
         module=module, query=query, key=key[:, :, :keys], value=value[:, :, :keys],
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
         mask=None if kept is None else kept.expand(key.shape[0], -1), causal=causal,

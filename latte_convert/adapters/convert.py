@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from latte_convert.attention import Adapter, AttentionCall
+from latte_convert.attention import Adapter, SiteCall
 from latte_convert.errors import CheckpointError
-from latte_convert.kernels.base import Kernel, attend
+from latte_convert.kernels.base import Kernel
 from latte_convert.names import ATTRIBUTE
 
 
@@ -28,7 +28,7 @@ class Converted:
     min_tokens: int = 0
     calls: int = field(default=0, compare=False)
 
-    def __call__(self, call: AttentionCall) -> Tensor | None:
+    def __call__(self, call: SiteCall) -> Tensor | None:
         """Attention output ``(B, H, Nq, dv)``, or None for the exact branch.
 
         Raises:
@@ -45,7 +45,8 @@ class Converted:
                 f"{self.site}: attention dropout of {call.dropout} has no meaning in a linear kernel. "
                 "Call model.eval(), or set the model's attention dropout to 0 to fine-tune."
             )
-        return attend(getattr(call.module, ATTRIBUTE), call)
+        kernel: Kernel = getattr(call.module, ATTRIBUTE)
+        return kernel(call)
 
 
 @dataclass

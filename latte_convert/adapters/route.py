@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from latte_convert.adapters.layout import SiteLayout, watch
-from latte_convert.attention import AttentionCall, Handler
+from latte_convert.attention import Handler, SiteCall
 
 NAME = "latte_route"
 """Attribute of a routed module."""
@@ -48,7 +48,7 @@ class Route:
     replaced: dict[str, Any] = field(default_factory=dict)
     added: int = 0
 
-    def ask(self, call: AttentionCall) -> Tensor | None:
+    def ask(self, call: SiteCall) -> Tensor | None:
         """What the latest handler makes of a call; None leaves it to the original."""
         return self.handlers[max(self.handlers)](call)
 

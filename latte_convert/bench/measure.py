@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latte_convert.attention import AttentionCall
+from latte_convert.attention import AttentionCall, SiteCall
 from latte_convert.bench import variants as ways
 from latte_convert.bench.inputs import Case
 from latte_convert.bench.memory import peak_memory
@@ -20,7 +20,7 @@ from latte_convert.bench.timing import Timed, ratio, take_turns, timing
 from latte_convert.bench.variants import Variant
 from latte_convert.data.feed import Inputs
 from latte_convert.errors import CheckpointError, first_line
-from latte_convert.kernels.base import Kernel, attend
+from latte_convert.kernels.base import Kernel
 from latte_convert.measuring.agreement import Agreement
 from latte_convert.measuring.fidelity import named_outputs, primary_output
 from latte_convert.measuring.flops import measured_flops
@@ -119,7 +119,7 @@ def capture(case: Case, kernels: Mapping[str, Kernel]) -> dict[str, list[Attenti
     """
     calls: dict[str, list[AttentionCall]] = {}
 
-    def record(call: AttentionCall, name: str) -> None:
+    def record(call: SiteCall, name: str) -> None:
         if call.obstacle is not None:
             raise CheckpointError(f"{name}: {call.obstacle}")
         calls.setdefault(name, []).append(call)
@@ -142,7 +142,7 @@ def capture(case: Case, kernels: Mapping[str, Kernel]) -> dict[str, list[Attenti
 def _attention(variant: Variant, calls: Calls) -> None:
     for name, found in calls.items():
         for call in found:
-            attend(variant.kernels[name], call)
+            variant.kernels[name](call)
 
 
 _MAKERS: dict[VariantName, Callable[[Case, Mapping[str, Kernel], Calls, torch.device], Variant]] = {
@@ -195,9 +195,7 @@ def _costs(case: Case, variant: Variant, calls: Calls, device: torch.device) -> 
         costs["forward_memory_bytes"] = peak_memory(partial(case.host.run, case.inputs[0]), device)
     if variant.kernels:
         costs["attention_memory_bytes"] = max(
-            peak_memory(partial(attend, variant.kernels[name], call), device)
-            for name, found in calls.items()
-            for call in found
+            peak_memory(partial(variant.kernels[name], call), device) for name, found in calls.items() for call in found
         )
     return costs
 

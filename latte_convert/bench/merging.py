@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from latte_convert.adapters.host import Host
-from latte_convert.attention import AttentionCall, AttentionSite
+from latte_convert.attention import AttentionSite, SiteCall
 from latte_convert.errors import CheckpointError
 
 
@@ -125,7 +125,7 @@ class Merger:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _attend(self, call: AttentionCall, *, first: bool) -> Tensor:
+    def _attend(self, call: SiteCall, *, first: bool) -> Tensor:
         """Exact attention, in which a merged token counts as often as it has members."""
         if call.mask is not None or call.obstacle is not None or not call.layout.aligned:
             raise CheckpointError("token merging takes plain self-attention without a mask")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from torch import Tensor
 
 from latte_convert.adapters.host import Host, require_calls
-from latte_convert.attention import AttentionCall, AttentionSite, Handler
+from latte_convert.attention import AttentionSite, Handler, SiteCall
 from latte_convert.calibration.fit import Fit, SiteFit
 from latte_convert.data.feed import Feed
 from latte_convert.kernels.base import Kernel
@@ -27,7 +27,7 @@ class _Recorder:
         self.fits = fits
         self.calls = 0
 
-    def __call__(self, call: AttentionCall) -> Tensor | None:
+    def __call__(self, call: SiteCall) -> Tensor | None:
         self.calls += 1
         if call.obstacle is not None:
             for fit in self.fits:
@@ -110,7 +110,7 @@ def recalibrate(
     for fit in work:
         site, recorder = fit.site, _Recorder([fit])
 
-        def stop_after(call: AttentionCall, recorder: _Recorder = recorder) -> Tensor | None:
+        def stop_after(call: SiteCall, recorder: _Recorder = recorder) -> Tensor | None:
             recorder(call)
             raise _Stop
 
@@ -133,7 +133,7 @@ def execution_order(host: Host, sites: Iterable[str], feed: Feed) -> list[str]:
     order: list[str] = []
 
     def note(name: str) -> Handler:
-        def handler(_call: AttentionCall) -> Tensor | None:
+        def handler(_call: SiteCall) -> Tensor | None:
             order.append(name)
             return None
 

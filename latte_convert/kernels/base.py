@@ -10,12 +10,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from latte_convert.attention import CallShape
+from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import UsageError
 from latte_convert.kernels.softmax import softmax_attention, softmax_flops
-
-if TYPE_CHECKING:
-    from latte_convert.attention import AttentionCall, TokenLayout
 
 
 class Extras(TypedDict, total=False):
@@ -88,50 +85,34 @@ class Kernel(nn.Module, ABC):
         self.bias = parameter("bias", torch.zeros(channels))
         self.output_map = parameter("output_map", torch.eye(head_dim).repeat(heads, 1, 1))
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        layout: TokenLayout | None = None,
-    ) -> Tensor:
+    if TYPE_CHECKING:  # nn.Module's says Any
+
+        def __call__(self, call: AttentionCall) -> Tensor:
+            """Attend; see ``forward``."""
+
+    def forward(self, call: AttentionCall) -> Tensor:
         """Attend.
 
-        Args:
-            query: ``(B, H, Nq, d)``.
-            key: ``(B, H, Nk, d)``.
-            value: ``(B, H, Nk, dv)``.
-            scale: The module's own scaling of the logits, often ``d**-0.5``.
-            mask: bool ``(B, Nk)``, True where a key may be attended to.
-            causal: Query ``i`` sees only the keys ``j <= i + Nk - Nq``.
-            layout: How the tokens are arranged, for the kernels that use it.
-
         Returns:
-            ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key.
+            ``(B, H, Nq, dv)`` in the dtype of the query; zeros where a query sees no key.
 
         Raises:
-            UsageError: ``mask`` is not a boolean key mask.
+            UsageError: The mask is not a boolean key mask.
         """
-        check_mask(mask, key)
-        prefix = self.exact_rows(query.shape[2], causal=causal, layout=layout)
-        exact = None
-        if prefix:
-            exact = softmax_attention(query[:, :, :prefix], key, value, scale=scale, mask=mask)
-            query = query[:, :, prefix:]
-        query, key = self.reframe(query, key)
-        out = self.attend(query, key, value, scale=scale, mask=mask, causal=causal, layout=layout)
-        out = self.adjust(out, mask, key.shape[2] if causal else None)
-        return out if exact is None else torch.cat([exact.to(out.dtype), out], dim=2)
+        check_mask(call)
+        prefix = self.exact_rows(call.shape)
+        query, key = self.reframe(call.query[:, :, prefix:], call.key)
+        out = self.adjust(self.attend(replace(call, query=query, key=key)), call)
+        if not prefix:
+            return out
+        exact = softmax_attention(replace(call, query=call.query[:, :, :prefix]))
+        return torch.cat([exact.to(out.dtype), out], dim=2)
 
-    def exact_rows(self, queries: int, *, causal: bool, layout: TokenLayout | None) -> int:
+    def exact_rows(self, shape: CallShape) -> int:
         """How many of the first queries attend by softmax."""
-        if not self.exact_prefix or causal or layout is None or not layout.aligned:
+        if not self.exact_prefix or shape.causal or not shape.layout.aligned:
             return 0
-        return min(layout.prefix, queries)
+        return min(shape.layout.prefix, shape.queries)
 
     def reframe(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys as ``attend`` gets them: ``key_shift``, then ``input_map``."""
@@ -142,24 +123,14 @@ class Kernel(nn.Module, ABC):
         return query, key
 
     @abstractmethod
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        mask: Tensor | None,
-        causal: bool,
-        layout: TokenLayout | None,
-    ) -> Tensor:
-        """The kernel proper; arguments as in ``forward``.
+    def attend(self, call: AttentionCall) -> Tensor:
+        """The kernel proper, ``(B, H, Nq, dv)``.
 
         With ``exact_prefix`` the queries begin behind the prefix: there are ``layout.prefix`` fewer than keys.
         """
 
-    def adjust(self, out: Tensor, mask: Tensor | None, causal_keys: int | None = None) -> Tensor:
-        """``sigma``, then ``output_map``, then ``bias`` on an attention output ``(B, H, Nq, dv)``, in float32."""
+    def adjust(self, out: Tensor, call: AttentionCall) -> Tensor:
+        """``sigma``, then ``output_map``, then ``bias`` on the attention output ``(B, H, Nq, dv)``, in float32."""
         sigma = None if self.folds_sigma else self.sigma
         if sigma is None and self.output_map is None and self.bias is None:
             return out
@@ -170,9 +141,9 @@ class Kernel(nn.Module, ABC):
             wide = wide @ self.output_map.to(wide.dtype)
         if self.bias is not None:
             bias = self.bias.to(wide.dtype).reshape(self.heads, 1, -1)
-            if mask is not None:  # a row that sees no key stays zero
-                bias = bias * mask.any(-1)[:, None, None, None]
-            blind = 0 if causal_keys is None else max(wide.shape[2] - causal_keys, 0)
+            if call.mask is not None:  # a row that sees no key stays zero
+                bias = bias * call.mask.any(-1)[:, None, None, None]
+            blind = max(wide.shape[2] - call.key.shape[2], 0) if call.causal else 0
             wide = torch.cat([wide[:, :, :blind], wide[:, :, blind:] + bias], dim=2) if blind else wide + bias
         return wide.to(out.dtype)
 
@@ -185,11 +156,8 @@ class Kernel(nn.Module, ABC):
 
         Elementwise work is left out, as ``torch.utils.flop_counter`` does.
         """
-        rows = shape
-        prefix = 0
-        if self.exact_prefix and shape.aligned and not shape.causal:
-            prefix = min(shape.prefix, shape.queries)
-            rows = replace(shape, queries=shape.queries - prefix)
+        prefix = self.exact_rows(shape)
+        rows = replace(shape, queries=shape.queries - prefix)
         total = softmax_flops(replace(shape, queries=prefix)) + self.attend_flops(rows)
         if self.query_map is not None:
             total += 2 * (rows.queries + rows.keys) * rows.heads * rows.head_dim**2
@@ -202,29 +170,16 @@ class Kernel(nn.Module, ABC):
         """Matmuls of ``attend``; ``shape.queries`` is without prefix rows that are exact."""
 
 
-def attend(kernel: Kernel, call: AttentionCall) -> Tensor:
-    """What a kernel makes of an attention call, ``(B, H, Nq, dv)``."""
-    output: Tensor = kernel(
-        call.query,
-        call.key,
-        call.value,
-        scale=call.scale,
-        mask=call.mask,
-        causal=call.causal,
-        layout=call.layout,
-    )
-    return output
-
-
-def check_mask(mask: Tensor | None, key: Tensor) -> None:
+def check_mask(call: AttentionCall) -> None:
     """Refuse anything but a boolean key mask: an additive float mask would be silently misread.
 
     Raises:
-        UsageError: Where ``mask`` is neither None nor bool of shape ``(B, Nk)``.
+        UsageError: The mask is neither None nor bool of shape ``(B, Nk)``.
     """
+    mask = call.mask
     if mask is None:
         return
-    expected = (key.shape[0], key.shape[2])
+    expected = (call.key.shape[0], call.key.shape[2])
     if mask.dtype is not torch.bool or tuple(mask.shape) != expected:
         raise UsageError(
             f"mask is {mask.dtype} of shape {tuple(mask.shape)}; a kernel takes torch.bool of shape "

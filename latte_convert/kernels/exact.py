@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
-from latte_convert.attention import CallShape
+from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.softmax import softmax_attention, softmax_flops
-
-if TYPE_CHECKING:
-    from latte_convert.attention import TokenLayout
 
 
 class ExactKernel(Kernel):
@@ -20,19 +15,9 @@ class ExactKernel(Kernel):
     name = "exact"
     causal_form = True
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        mask: Tensor | None,
-        causal: bool,
-        layout: TokenLayout | None,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         """Attend; see ``Kernel.forward``."""
-        return softmax_attention(query, key, value, scale=scale, mask=mask, causal=causal)
+        return softmax_attention(call)
 
     def attend_flops(self, shape: CallShape) -> int:
         """Both matmuls."""

@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from latte_convert.attention import CallShape
+from latte_convert.attention import AttentionCall, CallShape
 
 
-def softmax_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, scale: float, mask: Tensor | None = None, causal: bool = False
-) -> Tensor:
+def softmax_attention(call: AttentionCall) -> Tensor:
     """``softmax(scale · q kᵀ) v`` through ``F.scaled_dot_product_attention``; see ``Kernel.forward``."""
+    query, key, value, mask, causal, scale = call.query, call.key, call.value, call.mask, call.causal, call.scale
     queries, keys = query.shape[-2], key.shape[-2]
     if mask is None and (not causal or queries == keys):
         return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)

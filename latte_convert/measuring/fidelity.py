@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from latte_convert.adapters.host import Host, require_calls
-from latte_convert.attention import AttentionCall, AttentionSite, CallShape
+from latte_convert.attention import AttentionSite, CallShape, SiteCall
 from latte_convert.data.feed import Feed, Inputs
-from latte_convert.kernels.base import Kernel, attend
+from latte_convert.kernels.base import Kernel
 from latte_convert.measuring.agreement import Agreement
 from latte_convert.progress import Progress, silent
 
@@ -65,13 +65,13 @@ class _Watch:
         self.shapes: list[CallShape] = []
         self.prefix = 0
 
-    def __call__(self, call: AttentionCall) -> Tensor | None:
+    def __call__(self, call: SiteCall) -> Tensor | None:
         self.shapes.append(call.shape)
         self.prefix = call.layout.prefix
         if self.kernel is None or call.obstacle is not None:
             return None
         target = call.exact()
-        self.agreement.add(target, attend(self.kernel.to(call.query.device), call))
+        self.agreement.add(target, self.kernel.to(call.query.device)(call))
         return target
 
 
@@ -156,7 +156,7 @@ def _mean_shape(shapes: Sequence[CallShape]) -> CallShape:
         return shapes[0]
     queries = round(statistics.fmean(shape.queries for shape in shapes))
     keys = round(statistics.fmean(shape.keys for shape in shapes))
-    return replace(shapes[0], queries=queries, keys=keys, grid=None)
+    return replace(shapes[0], queries=queries, keys=keys, layout=replace(shapes[0].layout, grid=None))
 
 
 def named_outputs(output: Any, prefix: int = 0) -> Iterator[tuple[str, Tensor]]:

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from latte_convert.adapters.host import Host
-from latte_convert.attention import AttentionCall
+from latte_convert.attention import AttentionCall, SiteCall
 from latte_convert.data.feed import Inputs
-from latte_convert.kernels.base import Kernel, attend
+from latte_convert.kernels.base import Kernel
 from latte_convert.measuring.map_result import AttentionMap, HeadShares, Heatmap
 from latte_convert.measuring.stripes import KEY_STRIPE, QUERY_STRIPE
 
@@ -85,10 +85,10 @@ def attention_maps(
     """
     reached: set[str] = set()
 
-    def converts(call: AttentionCall) -> bool:
+    def converts(call: SiteCall) -> bool:
         return call.obstacle is None and call.key.shape[2] >= min_tokens
 
-    def note(name: str, call: AttentionCall) -> None:
+    def note(name: str, call: SiteCall) -> None:
         if converts(call):
             reached.add(name)
 
@@ -99,7 +99,7 @@ def attention_maps(
     chosen = dict.fromkeys(names[round(last * i / max(sites - 1, 1))] for i in range(sites) if names)
     found: dict[str, AttentionMap] = {}
 
-    def draw(name: str, call: AttentionCall) -> None:
+    def draw(name: str, call: SiteCall) -> None:
         if name not in found and converts(call):
             found[name] = _map(name, kernels[name], call.sample(0))
 
@@ -186,7 +186,7 @@ def kernel_map(kernel: Kernel, call: AttentionCall, queries: Tensor, keys: Tenso
         halves = []
         for shift in (0, width // 2):
             turned = replace(call, value=channels.roll(shift, -1).expand_as(call.value))
-            halves.append(attend(plain, turned)[0].float().roll(-shift, -1))
+            halves.append(plain(turned)[0].float().roll(-shift, -1))
         pieces.append((rows @ ((halves[0] + halves[1]) / 2))[..., : piece.shape[1]])
     out = torch.cat(pieces, dim=-1).nan_to_num().clamp(min=0)
     return out / out.sum(-1, keepdim=True).clamp(min=torch.finfo(out.dtype).tiny)

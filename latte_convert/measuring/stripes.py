@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from latte_convert.adapters.host import Host
-from latte_convert.attention import AttentionCall, AttentionSite
+from latte_convert.attention import AttentionCall, AttentionSite, SiteCall
 from latte_convert.data.feed import Feed, Inputs, JoinedFeed
 from latte_convert.progress import Progress, silent
 
@@ -176,7 +176,7 @@ def _first(feeds: Sequence[Feed], samples: int) -> Iterator[Inputs]:
         yield from islice(feed, samples)
 
 
-def _watch(watch: _Watch, call: AttentionCall) -> None:
+def _watch(watch: _Watch, call: SiteCall) -> None:
     if call.obstacle is None:
         for index in range(call.query.shape[0]):
             watch.add(call.sample(index))

@@ -22,7 +22,7 @@ from latte_convert.bench.timing import Timed, ratio, take_turns, timing
 from latte_convert.calibration.fit import Fit
 from latte_convert.calibration.pipeline import calibrate, recalibrate
 from latte_convert.data.feed import BatchFeed
-from latte_convert.kernels.base import Kernel, attend
+from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.exact import ExactKernel
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.kernels.softmax import softmax_flops
@@ -61,7 +61,7 @@ class Probe:
     def tokens(self) -> int:
         """Keys of a call, without the prefix."""
         shape = next(iter(self.shapes.values()))
-        return shape.keys - shape.prefix
+        return shape.keys - shape.layout.prefix
 
     @property
     def shapes(self) -> dict[str, CallShape]:
@@ -155,7 +155,7 @@ def fidelity(case: Case, seen: Probe, kernels: Mapping[str, Kernel], entry: Entr
     with apply(case.model, seen.adapter, kernels):
         found = outputs(case.model, held)
         task = None if ablation else case.task(found)
-    prefix = max(shape.prefix for shape in seen.shapes.values())
+    prefix = max(shape.layout.prefix for shape in seen.shapes.values())
     agreements: dict[str, Agreement] = {}
     for original, hybrid in zip(case.originals, found, strict=False):  # the first of them in ablations
         converted = dict(named_outputs(hybrid, prefix))
@@ -190,7 +190,7 @@ def time_case(case: Case, entries: Sequence[Entry], *, rounds: int) -> dict[str,
     for entry in entries:
         candidate = entry.candidate(seen.tokens)
         kernels[entry.label] = get_kernel(candidate.kernel)(site.heads, site.head_dim, **candidate.options)
-    runs = {name: partial(attend, kernel, call) for name, kernel in kernels.items()}
+    runs = {name: partial(kernel, call) for name, kernel in kernels.items()}
     device = call.query.device
     times = take_turns({n: Timed(r, nullcontext) for n, r in runs.items()}, device, rounds=rounds, seconds=120)
     rows = {}

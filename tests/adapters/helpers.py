@@ -31,7 +31,7 @@ class Exact:
         assert call.obstacle is None
         self.calls += 1
         kernel = ExactKernel(call.query.shape[1], call.query.shape[3])
-        return kernel(call.query, call.key, call.value, scale=call.scale, mask=call.mask, causal=call.causal)
+        return kernel(call)
 
 
 def exact_handlers(sites: Iterable[str]) -> dict[str, Handler]:

@@ -9,7 +9,7 @@ import torch
 from reference import latte_reference, softmax_reference
 from torch import Tensor, nn
 
-from latte_convert.attention import AttentionCall, AttentionSite, TokenLayout
+from latte_convert.attention import AttentionSite, SiteCall, TokenLayout
 from latte_convert.calibration.candidates import candidates
 from latte_convert.calibration.fit import Fit, SiteFit
 from latte_convert.kernels.fitting import output as output_stage
@@ -24,10 +24,10 @@ def site(*, causal: bool = False) -> AttentionSite:
     return AttentionSite("blocks.0.attn", "vision", "self", causal, HEADS, DIM)
 
 
-def call(seed: int, *, mask: Tensor | None = None, causal: bool = False, tokens: int = TOKENS) -> AttentionCall:
+def call(seed: int, *, mask: Tensor | None = None, causal: bool = False, tokens: int = TOKENS) -> SiteCall:
     generator = torch.Generator().manual_seed(seed)
     query, key, value = (torch.randn(1, HEADS, tokens, DIM, generator=generator) * 1.5 for _ in range(3))
-    return AttentionCall(
+    return SiteCall(
         module=nn.Identity(),
         query=query,
         key=key,
@@ -49,7 +49,7 @@ def site_fit(recipe: Recipe, projection: nn.Linear | None, *, causal: bool = Fal
     return SiteFit(site(causal=causal), candidates(recipe)[0], projection, recipe.seed)
 
 
-def run(recipe: Recipe, calls: list[AttentionCall], projection: nn.Linear | None, *, target=None) -> Fit:
+def run(recipe: Recipe, calls: list[SiteCall], projection: nn.Linear | None, *, target=None) -> Fit:
     fit = site_fit(recipe, projection, causal=calls[0].causal)
     for _ in range(fit.passes):
         for one in calls:
@@ -58,13 +58,13 @@ def run(recipe: Recipe, calls: list[AttentionCall], projection: nn.Linear | None
     return fit.result()
 
 
-def module_output(kernel: LatteKernel, one: AttentionCall, projection: nn.Linear) -> Tensor:
-    y = kernel(one.query, one.key, one.value, scale=one.scale, mask=one.mask, causal=one.causal)
+def module_output(kernel: LatteKernel, one: SiteCall, projection: nn.Linear) -> Tensor:
+    y = kernel(one)
     return projection(y.transpose(1, 2).flatten(2)) - projection.bias
 
 
 @torch.no_grad()
-def relative_error(kernel: LatteKernel, calls: list[AttentionCall], projection: nn.Linear) -> float:
+def relative_error(kernel: LatteKernel, calls: list[SiteCall], projection: nn.Linear) -> float:
     """Squared error of the module output by definition, from the kernel itself."""
     error = total = 0.0
     for one in calls:
@@ -103,7 +103,7 @@ def test_finds_the_parameters_that_made_the_target(projection, granularity, monk
     monkeypatch.setattr(latte_fit, "RIDGE", 1e-6)
     sigma = torch.linspace(0.5, 1.5, HEADS * DIM)
 
-    def target(one: AttentionCall) -> Tensor:
+    def target(one: SiteCall) -> Tensor:
         y = latte_reference(
             one.query,
             one.key,
@@ -136,7 +136,7 @@ def test_sigma_is_least_squares_shrunk_toward_one(projection):
     rows, wanted = [], []
     for one in calls:
         with torch.no_grad():
-            y = kernel(one.query, one.key, one.value, scale=one.scale).transpose(1, 2).flatten(2)[0]
+            y = kernel(one).transpose(1, 2).flatten(2)[0]
         # Column c of the design is channel c of y, seen through column c of the projection.
         rows.append(torch.einsum("nc,dc->ndc", y, projection.weight).reshape(-1, HEADS * DIM))
         wanted.append((one.exact().transpose(1, 2).flatten(2)[0] @ projection.weight.T).reshape(-1))
@@ -172,7 +172,7 @@ def test_a_masked_key_is_as_good_as_absent(projection):
     kernel = run(latte(), [whole], projection).kernel
     changed = whole.value.clone()
     changed[:, :, 50:] = 1e3
-    other = AttentionCall(
+    other = SiteCall(
         module=whole.module,
         query=whole.query,
         key=whole.key,

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from latte_convert.attention import AttentionCall
+
 HEADS, DIM, VALUE_DIM = 3, 8, 7
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def attend(operator: Callable[..., Tensor], *qkv: Tensor, **settings: Any) -> Tensor:
+    """A kernel, or a function of a call and settings of its own, on plain tensors, as the references take them."""
+    names = [name for name in ("scale", "mask", "causal", "layout") if name in settings]
+    described = {name: value for name in names if (value := settings.pop(name)) is not None}
+    return operator(AttentionCall(*qkv, **described), **settings)
 
 
 def tokens(queries: int, keys: int, *, batch: int = 2, dtype: torch.dtype = torch.float32) -> list[Tensor]:

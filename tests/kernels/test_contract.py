@@ -11,7 +11,7 @@ from comparing import LargestTensor
 from reference.softmax import softmax_reference
 from torch import Tensor
 
-from latte_convert.attention import CallShape, TokenLayout
+from latte_convert.attention import AttentionCall, CallShape, TokenLayout
 from latte_convert.errors import UsageError
 from latte_convert.kernels import Kernel, get_kernel, kernel_names
 from latte_convert.measuring.flops import measured_flops
@@ -49,8 +49,7 @@ def first_sample_masked(keys: int) -> Tensor:
 
 
 def attend(kernel: Kernel, inputs: list[Tensor], **call: Any) -> Tensor:
-    out: Tensor = kernel(*inputs, scale=SCALE, **{"layout": LAYOUT, **call})
-    return out
+    return kernel(AttentionCall(*inputs, scale=SCALE, **{"layout": LAYOUT, **call}))
 
 
 # --- outputs ---
@@ -89,11 +88,11 @@ def test_the_future_does_not_change_the_past_or_the_kernel_says_no(name: str) ->
     kernel, inputs = build(name), tokens(130)
     if not kernel.causal_form:
         with pytest.raises(UsageError, match=name):
-            attend(kernel, inputs, causal=True, layout=None)
+            attend(kernel, inputs, causal=True, layout=TokenLayout())
         return
     for last in (1, 64, 100):
         changed = [torch.cat([t[:, :, :last], 50 * torch.randn_like(t[:, :, last:])], dim=2) for t in inputs]
-        out, other = (attend(kernel, qkv, causal=True, layout=None) for qkv in (inputs, changed))
+        out, other = (attend(kernel, qkv, causal=True, layout=TokenLayout()) for qkv in (inputs, changed))
         # Not bit for bit: where a tensor lies in memory decides how its products are summed up.
         torch.testing.assert_close(out[:, :, :last], other[:, :, :last], rtol=0, atol=2e-6)
         assert not torch.equal(out[:, :, last:], other[:, :, last:])
@@ -139,8 +138,8 @@ def test_masking_keys_is_removing_them(name: str) -> None:
     key[:, :, 7] *= 30  # a masked key may be far larger than those that are seen
     seen = torch.rand(TOKENS) > 0.4
     seen[7] = False
-    masked = attend(kernel, [query, key, value], mask=seen.expand(2, -1), layout=None)
-    removed = attend(kernel, [query, key[:, :, seen], value[:, :, seen]], layout=None)
+    masked = attend(kernel, [query, key, value], mask=seen.expand(2, -1), layout=TokenLayout())
+    removed = attend(kernel, [query, key[:, :, seen], value[:, :, seen]], layout=TokenLayout())
     torch.testing.assert_close(masked, removed, rtol=1e-5, atol=1e-5)
 
 
@@ -244,7 +243,7 @@ def test_no_tensor_is_more_than_a_few_times_the_inputs(name: str) -> None:
     bound = 8 * 4 * count * DIM  # query, key, value and output; half of count²
     for causal in (False, True) if kernel.causal_form else (False,):
         with torch.no_grad(), LargestTensor() as largest:
-            attend(kernel, inputs, causal=causal, layout=None if causal else TokenLayout(grid=(32, 32)))
+            attend(kernel, inputs, causal=causal, layout=TokenLayout(grid=None if causal else (32, 32)))
         assert count * DIM <= largest.numel <= bound
 
 
@@ -256,6 +255,6 @@ def test_flops_are_those_that_run(name: str, exact_prefix: bool) -> None:
     query, key, value = (t[:1] for t in tokens(TOKENS, dim=dim))
     with torch.no_grad():
         counted, _ = measured_flops(lambda: attend(kernel, [query, key, value]))
-    shape = CallShape(TOKENS, TOKENS, HEADS, dim, dim, prefix=1, grid=GRID)
+    shape = CallShape(TOKENS, TOKENS, HEADS, dim, dim, layout=LAYOUT)
     assert kernel.flops(shape) > 0
     assert kernel.flops(shape) == pytest.approx(counted, rel=0.02)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from comparing import attend
 from reference import softmax_reference
 
 from latte_convert.errors import UsageError
@@ -19,7 +20,7 @@ def test_equals_softmax_one_row_at_a_time(queries: int, keys: int, causal: bool,
     torch.manual_seed(0)
     query, key, value = torch.randn(2, 3, queries, 8), torch.randn(2, 3, keys, 8), torch.randn(2, 3, keys, 5)
     mask = torch.stack([torch.zeros(keys, dtype=torch.bool), torch.arange(keys) != 2]) if masked else None
-    out = ExactKernel(3, 8)(query, key, value, scale=0.4, mask=mask, causal=causal)
+    out = attend(ExactKernel(3, 8), query, key, value, scale=0.4, mask=mask, causal=causal)
     spec = softmax_reference(query, key, value, scale=0.4, mask=mask, causal=causal)
     for b, h, i in torch.cartesian_prod(torch.arange(2), torch.arange(3), torch.arange(queries)).tolist():
         last = i + keys - queries if causal else keys - 1
@@ -36,4 +37,4 @@ def test_equals_softmax_one_row_at_a_time(queries: int, keys: int, causal: bool,
 def test_additive_mask_is_refused() -> None:
     tokens = torch.randn(1, 1, 4, 8)
     with pytest.raises(UsageError, match="additive"):
-        ExactKernel(1, 8)(tokens, tokens, tokens, scale=1.0, mask=torch.zeros(1, 4))
+        attend(ExactKernel(1, 8), tokens, tokens, tokens, scale=1.0, mask=torch.zeros(1, 4))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from comparing import attend
 from reference.fitted import fitted_reference
 from reference.softmax import softmax_reference
 
-from latte_convert.attention import AttentionCall, TokenLayout
+from latte_convert.attention import SiteCall, TokenLayout
 from latte_convert.kernels.fitting import descent
 from latte_convert.kernels.fitting.descent import DescentStage
 from latte_convert.kernels.rivals.fitted import FittedKernel
@@ -37,32 +38,32 @@ def test_equals_the_reference(queries: int, keys: int, causal: bool, masked: boo
     mask = torch.stack([torch.zeros(keys, dtype=torch.bool), torch.arange(keys) != 2]) if masked else None
     call = {"scale": 0.4, "mask": mask, "causal": causal}
     expected = fitted_reference(query, key, value, **dict(fitted.named_parameters()), **call)
-    torch.testing.assert_close(fitted(query, key, value, **call), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(attend(fitted, query, key, value, **call), expected, rtol=1e-4, atol=1e-5)
 
 
-def call(seed: int, *, causal: bool = False, tokens: int = 80) -> AttentionCall:
+def call(seed: int, *, causal: bool = False, tokens: int = 80) -> SiteCall:
     """Tokens around six centres that all samples share: there is something to learn."""
     generator = torch.Generator().manual_seed(seed)
     centres = 3 * torch.randn(3, 6, DIM, generator=torch.Generator().manual_seed(7))
     kinds = torch.randint(6, (1, HEADS, tokens), generator=generator)
     noise = 0.3 * torch.randn(3, 1, HEADS, tokens, DIM, generator=generator)
     query, key, value = (centre[kinds] + one for centre, one in zip(centres, noise, strict=True))
-    return AttentionCall(
+    return SiteCall(
         module=torch.nn.Identity(), query=query, key=key, value=value, scale=DIM**-0.5, mask=None, causal=causal,
         layout=TokenLayout(), exact=lambda: softmax_reference(query, key, value, scale=DIM**-0.5, causal=causal),
     )  # fmt: skip
 
 
-def fit(fitted: FittedKernel, calls: list[AttentionCall]) -> None:
+def fit(fitted: FittedKernel, calls: list[SiteCall]) -> None:
     stage = DescentStage(fitted, None, 0, list(fitted.parameters()))
     for one in calls:
         stage.observe(one, one.exact()[0])
     assert stage.end_pass()
 
 
-def error(fitted: FittedKernel, calls: list[AttentionCall]) -> float:
+def error(fitted: FittedKernel, calls: list[SiteCall]) -> float:
     with torch.no_grad():
-        outputs = [(fitted(c.query, c.key, c.value, scale=c.scale, causal=c.causal), c.exact()) for c in calls]
+        outputs = [(fitted(c), c.exact()) for c in calls]
     return sum(float((a - b).square().sum()) for a, b in outputs) / sum(float(b.square().sum()) for _, b in outputs)
 
 
@@ -86,7 +87,7 @@ def test_descent_is_deterministic_and_keeps_a_bounded_number_of_tokens(monkeypat
     for one in calls:
         stage.observe(one, one.exact()[0])
     assert len(stage._kept) == descent.SAMPLES
-    assert all(part.shape[2] == 32 for kept in stage._kept for part in kept[:3])
+    assert all(kept.query.shape[2] == kept.key.shape[2] == 32 for kept in stage._kept)
     assert stage.end_pass()
     fit(second, calls)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))

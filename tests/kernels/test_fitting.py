@@ -10,7 +10,7 @@ from reference.softmax import softmax_reference
 from reference.taylor2 import taylor2_reference
 from torch import Tensor, nn
 
-from latte_convert.attention import AttentionCall, AttentionSite, TokenLayout
+from latte_convert.attention import AttentionSite, SiteCall, TokenLayout
 from latte_convert.calibration.fit import SiteFit
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.exact import ExactKernel
@@ -25,25 +25,25 @@ from latte_convert.recipe import Candidate
 HEADS, DIM, TOKENS = 3, 8, 50
 
 
-def call(seed: int, *, prefix: int = 0, mask: Tensor | None = None) -> AttentionCall:
+def call(seed: int, *, prefix: int = 0, mask: Tensor | None = None) -> SiteCall:
     generator = torch.Generator().manual_seed(seed)
     query, key, value = (torch.randn(1, HEADS, TOKENS, DIM, generator=generator) for _ in range(3))
-    return AttentionCall(
+    return SiteCall(
         module=nn.Identity(), query=query, key=key + 2, value=value, scale=DIM**-0.5, mask=mask, causal=False,
         layout=TokenLayout(prefix=prefix),
         exact=lambda: softmax_reference(query, key + 2, value, scale=DIM**-0.5, mask=mask),
     )  # fmt: skip
 
 
-def feed(stage: object, calls: list[AttentionCall], targets: list[Tensor]) -> None:
+def feed(stage: object, calls: list[SiteCall], targets: list[Tensor]) -> None:
     for one, target in zip(calls, targets, strict=True):
         stage.observe(one, target)  # type: ignore[attr-defined]
     assert stage.end_pass()  # type: ignore[attr-defined]
 
 
-def output(kernel: Kernel, one: AttentionCall) -> Tensor:
+def output(kernel: Kernel, one: SiteCall) -> Tensor:
     with torch.no_grad():
-        return kernel(one.query, one.key, one.value, scale=one.scale, mask=one.mask, layout=one.layout)[0]
+        return kernel(one)[0]
 
 
 def test_shift_is_the_mean_visible_key() -> None:

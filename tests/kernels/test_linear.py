@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from comparing import DIM, HEADS, TOLERANCE, VALUE_DIM, assert_close, assert_grads_close, some_mask, tokens
+from comparing import DIM, HEADS, TOLERANCE, VALUE_DIM, assert_close, assert_grads_close, attend, some_mask, tokens
 from reference.common import visible_keys
 from reference.elu import elu_reference
 from reference.performer import performer_reference
@@ -58,7 +58,7 @@ def test_outputs_and_gradients_equal_the_reference(
     torch.manual_seed(1)
     kernel, inputs = build(name), [t.requires_grad_() for t in tokens(*shape, dtype=dtype)]
     call: dict[str, Any] = {"scale": SCALE, "mask": some_mask(shape[1]) if masked else None, "causal": causal}
-    actual, expected = kernel(*inputs, **call), REFERENCES[name](kernel, *inputs, **call)
+    actual, expected = attend(kernel, *inputs, **call), REFERENCES[name](kernel, *inputs, **call)
     assert_close(actual, expected, TOLERANCE[dtype])
     assert_grads_close(actual, expected, [*inputs, *kernel.parameters()], TOLERANCE[dtype])
 
@@ -69,7 +69,7 @@ def test_outputs_and_gradients_equal_the_reference(
 def test_flops_are_those_that_run(name: str, queries: int, keys: int, causal: bool) -> None:
     kernel, inputs = build(name), [t[:1] for t in tokens(queries, keys)]
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        kernel(*inputs, scale=SCALE, causal=causal)
+        attend(kernel, *inputs, scale=SCALE, causal=causal)
     # The plain sum over values is a product with a row of ones in LATTE's bidirectional form.
     padding = 2 * keys * HEADS * VALUE_DIM if name == "qt_vit" and not causal else 0
     shape = CallShape(queries, keys, HEADS, DIM, VALUE_DIM, causal=causal)
@@ -83,8 +83,8 @@ def test_large_keys_stay_finite_and_accurate_at_many_tokens(name: str, dtype: to
     torch.manual_seed(0)
     inputs = [torch.randn(1, HEADS, 2048, DIM).to(dtype) for _ in range(3)]
     inputs[1] = inputs[1] * 50
-    out = build(name)(*inputs, scale=SCALE, causal=causal)
-    exact = build(name)(*(t.double() for t in inputs), scale=SCALE, causal=causal)
+    out = attend(build(name), *inputs, scale=SCALE, causal=causal)
+    exact = attend(build(name), *(t.double() for t in inputs), scale=SCALE, causal=causal)
     assert_close(out, exact.to(dtype), TOLERANCE[dtype])
 
 
@@ -93,13 +93,13 @@ def test_large_keys_stay_finite_and_accurate_at_many_tokens(name: str, dtype: to
 def test_autocast_keeps_the_sums_in_float32(name: str, causal: bool) -> None:
     kernel, inputs = build(name), tokens(40, 40)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = kernel(*inputs, scale=SCALE, causal=causal)
-    assert torch.equal(out, kernel(*inputs, scale=SCALE, causal=causal))
+        out = attend(kernel, *inputs, scale=SCALE, causal=causal)
+    assert torch.equal(out, attend(kernel, *inputs, scale=SCALE, causal=causal))
 
 
 @every_kernel
 def test_a_call_without_queries_is_empty(name: str) -> None:
-    assert build(name)(*tokens(0, 5), scale=SCALE).shape == (2, HEADS, 0, VALUE_DIM)
+    assert attend(build(name), *tokens(0, 5), scale=SCALE).shape == (2, HEADS, 0, VALUE_DIM)
 
 
 # --- the sums ---

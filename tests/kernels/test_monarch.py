@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from comparing import DIM, HEADS, TOLERANCE, VALUE_DIM, LargestTensor, assert_close, assert_grads_close, tokens
+from comparing import DIM, HEADS, TOLERANCE, VALUE_DIM, LargestTensor, assert_close, assert_grads_close, attend, tokens
 from reference.monarch import monarch_reference
 from reference.softmax import softmax_reference
 from torch import Tensor
@@ -44,7 +44,7 @@ def test_outputs_and_gradients_equal_the_reference(
         inputs = [t.requires_grad_() for t in tokens(queries, keys, dtype=dtype)]
         mask = some_mask(keys) if masked else None
         call = {"scale": 0.5, "block": block, "steps": steps, "mask": mask}
-        actual, expected = monarch_attention(*inputs, **call), monarch_reference(*inputs, **call)
+        actual, expected = attend(monarch_attention, *inputs, **call), monarch_reference(*inputs, **call)
         assert_close(actual, expected, TOLERANCE[dtype])
         assert_grads_close(actual, expected, inputs, TOLERANCE[dtype])
 
@@ -56,7 +56,7 @@ def test_two_blocks_of_two_by_hand() -> None:
     """
     query = torch.tensor([1.0, 0.0, 0.0, 0.0]).reshape(1, 1, 4, 1)
     key = torch.tensor([0.0, math.log(3), 0.0, math.log(3)]).reshape(1, 1, 4, 1)
-    matrix = monarch_attention(query, key, torch.eye(4)[None, None], scale=1.0, block=2)[0, 0]
+    matrix = attend(monarch_attention, query, key, torch.eye(4)[None, None], scale=1.0, block=2)[0, 0]
     share = 4 / (4 + 2 * math.sqrt(3))
     expected = [share / 4, 3 * share / 4, (1 - share) / 2, (1 - share) / 2]
     assert matrix[0].tolist() == pytest.approx(expected)
@@ -72,16 +72,16 @@ def test_two_blocks_of_two_by_hand() -> None:
 def test_one_block_or_blocks_of_one_token_are_softmax(block: int, queries: int, masked: bool) -> None:
     inputs, mask = tokens(queries, 23), some_mask(23) if masked else None
     exact = softmax_reference(*inputs, scale=0.5, mask=mask)
-    assert_close(monarch_attention(*inputs, scale=0.5, block=block, mask=mask), exact, 1e-5)
+    assert_close(attend(monarch_attention, *inputs, scale=0.5, block=block, mask=mask), exact, 1e-5)
     kernel = MonarchKernel(HEADS, DIM, block=block)
-    assert_close(kernel(*inputs, scale=0.5, mask=mask), exact, 1e-5)
+    assert_close(attend(kernel, *inputs, scale=0.5, mask=mask), exact, 1e-5)
 
 
 def test_equal_queries_give_softmax() -> None:
     """Every probe is the query itself, and a tangent is exact where it touches."""
     query, key, value = tokens(29, 29)
     query = query[:, :, :1].expand(-1, -1, 29, -1)
-    out = monarch_attention(query, key, value, scale=0.5, block=6)
+    out = attend(monarch_attention, query, key, value, scale=0.5, block=6)
     # Padded queries probe with zeros: 29 tokens in blocks of 6 leave one, at position 0 of the first block.
     exact = softmax_reference(query, key, value, scale=0.5)
     assert_close(out[:, :, torch.arange(29) % 6 != 5], exact[:, :, torch.arange(29) % 6 != 5], 1e-5)
@@ -92,7 +92,7 @@ def test_rows_sum_to_one_and_unseen_keys_weigh_nothing(steps: int) -> None:
     query, key, _ = tokens(29, 29)
     mask = some_mask(29)
     identity = torch.eye(29).expand(2, HEADS, -1, -1)
-    matrix = monarch_attention(query, key, identity, scale=0.5, block=5, steps=steps, mask=mask)
+    matrix = attend(monarch_attention, query, key, identity, scale=0.5, block=5, steps=steps, mask=mask)
     assert_close(matrix[1].sum(-1), torch.ones(HEADS, 29), 1e-5)
     assert not matrix[1, :, :, ~mask[1]].any()
     assert not matrix[0].any()
@@ -103,7 +103,9 @@ def test_what_is_masked_as_key_does_not_matter() -> None:
     unseen = ~mask[:, None, :, None]
     changed = [torch.where(unseen, 1e3 * torch.randn_like(t), t) for t in (key, value)]
     call = {"scale": 0.5, "block": 5, "steps": 2, "mask": mask}
-    assert torch.equal(monarch_attention(query, *changed, **call), monarch_attention(query, key, value, **call))
+    assert torch.equal(
+        attend(monarch_attention, query, *changed, **call), attend(monarch_attention, query, key, value, **call)
+    )
 
 
 def test_every_step_raises_the_objective_towards_that_of_softmax() -> None:
@@ -112,7 +114,7 @@ def test_every_step_raises_the_objective_towards_that_of_softmax() -> None:
     logits, identity = 2 * query @ key.mT, torch.eye(24, dtype=torch.float64).expand(2, HEADS, -1, -1)
     reached = []
     for steps in (1, 2, 3, 6):
-        matrix = monarch_attention(query, key, identity, scale=2.0, block=4, steps=steps)
+        matrix = attend(monarch_attention, query, key, identity, scale=2.0, block=4, steps=steps)
         reached.append((matrix * logits).sum() - torch.special.xlogy(matrix, matrix).sum())
     objective = torch.stack([*reached, logits.logsumexp(-1).sum()])
     assert (objective.diff() > 0).all()
@@ -120,11 +122,13 @@ def test_every_step_raises_the_objective_towards_that_of_softmax() -> None:
 
 def test_a_batch_is_its_samples() -> None:
     inputs, mask = tokens(29, 29, batch=3), torch.rand(3, 29) > 0.3
-    batched = monarch_attention(*inputs, scale=0.5, block=5, steps=2, mask=mask)
+    batched = attend(monarch_attention, *inputs, scale=0.5, block=5, steps=2, mask=mask)
     for i in range(3):
         alone = [t[i : i + 1] for t in inputs]
         assert_close(
-            batched[i : i + 1], monarch_attention(*alone, scale=0.5, block=5, steps=2, mask=mask[i : i + 1]), 1e-5
+            batched[i : i + 1],
+            attend(monarch_attention, *alone, scale=0.5, block=5, steps=2, mask=mask[i : i + 1]),
+            1e-5,
         )
 
 
@@ -135,7 +139,7 @@ def test_a_batch_is_its_samples() -> None:
 @pytest.mark.parametrize("steps", [1, 2])
 def test_large_logits_stay_finite(steps: int, dtype: torch.dtype) -> None:
     inputs = [t.to(dtype).requires_grad_() for t in (200 * t for t in tokens(67, 67))]
-    out = monarch_attention(*inputs, scale=1.0, block=8, steps=steps, mask=some_mask(67))
+    out = attend(monarch_attention, *inputs, scale=1.0, block=8, steps=steps, mask=some_mask(67))
     assert not out[0].any()
     # Weights are positive and sum to one: every channel stays between its smallest and its largest value.
     low, high = (bound[1] for bound in torch.aminmax(inputs[2].detach(), dim=2, keepdim=True))
@@ -147,8 +151,8 @@ def test_large_logits_stay_finite(steps: int, dtype: torch.dtype) -> None:
 def test_autocast_keeps_everything_in_float32() -> None:
     inputs = tokens(40, 40)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = monarch_attention(*inputs, scale=0.5, block=6, steps=2)
-    assert torch.equal(out, monarch_attention(*inputs, scale=0.5, block=6, steps=2))
+        out = attend(monarch_attention, *inputs, scale=0.5, block=6, steps=2)
+    assert torch.equal(out, attend(monarch_attention, *inputs, scale=0.5, block=6, steps=2))
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -157,7 +161,7 @@ def test_memory_follows_the_root_of_the_tokens(masked: bool) -> None:
     inputs = [torch.randn(1, 1, count, 16) for _ in range(3)]
     mask = torch.rand(1, count) > 0.2 if masked else None
     with torch.no_grad(), LargestTensor() as largest:
-        MonarchKernel(1, 16, steps=2)(*inputs, scale=0.25, mask=mask)
+        attend(MonarchKernel(1, 16, steps=2), *inputs, scale=0.25, mask=mask)
     assert largest.numel == count * 64  # one factor: 64 blocks of 64 by 64
 
 
@@ -183,9 +187,8 @@ def test_flops_equal_what_torch_counts(
     inputs = [torch.randn(1, HEADS, count, DIM) for _ in range(3)]
     # The counter knows nothing of the CPU's fused kernel.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        kernel(*inputs, scale=0.5, layout=layout)
-    described = {} if layout is None else {"prefix": layout.prefix, "grid": layout.grid}
-    shape = CallShape(queries=count, keys=count, heads=HEADS, head_dim=DIM, value_dim=DIM, **described)
+        attend(kernel, *inputs, scale=0.5, layout=layout)
+    shape = CallShape(count, count, HEADS, DIM, DIM, layout=layout or TokenLayout())
     assert kernel.flops(shape) == counter.get_total_flops()
 
 
@@ -205,15 +208,15 @@ def test_flops_grow_with_the_root_of_the_tokens() -> None:
 ])  # fmt: skip
 def test_without_a_block_it_is_a_row_of_the_grid_or_the_root(layout: TokenLayout | None, keys: int, block: int) -> None:
     inputs = tokens(keys, keys, batch=1)
-    out = MonarchKernel(HEADS, DIM)(*inputs, scale=0.5, layout=layout)
-    assert torch.equal(out, monarch_attention(*inputs, scale=0.5, block=block))
+    out = attend(MonarchKernel(HEADS, DIM), *inputs, scale=0.5, layout=layout)
+    assert torch.equal(out, attend(monarch_attention, *inputs, scale=0.5, block=block))
 
 
 def test_queries_behind_an_exact_prefix_keep_their_places() -> None:
     """With the prefix in a block of its own, only its rows differ from a call without ``exact_prefix``."""
     layout, inputs = TokenLayout(prefix=2, grid=(5, 6)), [torch.randn(2, HEADS, 32, DIM) for _ in range(3)]
-    exact = MonarchKernel(HEADS, DIM, exact_prefix=True)(*inputs, scale=0.5, layout=layout)
-    plain = MonarchKernel(HEADS, DIM)(*inputs, scale=0.5, layout=layout)
+    exact = attend(MonarchKernel(HEADS, DIM, exact_prefix=True), *inputs, scale=0.5, layout=layout)
+    plain = attend(MonarchKernel(HEADS, DIM), *inputs, scale=0.5, layout=layout)
     assert_close(exact[:, :, :2], softmax_reference(*inputs, scale=0.5)[:, :, :2], 1e-5)
     # Positions 4 and 5 of a row are those of the prefix in its block, and were probed by it.
     same = torch.arange(30) % 6 < 4
@@ -226,7 +229,7 @@ def test_options_build_an_equal_kernel() -> None:
     assert kernel.options == {"block": 5, "steps": 2, "key_shift": True}
     twin = MonarchKernel(HEADS, DIM, **kernel.options)
     inputs = tokens(29, 29)
-    assert torch.equal(kernel(*inputs, scale=0.5), twin(*inputs, scale=0.5))
+    assert torch.equal(attend(kernel, *inputs, scale=0.5), attend(twin, *inputs, scale=0.5))
 
 
 @pytest.mark.parametrize("options", [{"block": 0}, {"steps": 0}])
@@ -240,13 +243,13 @@ def test_blocks_and_steps_are_at_least_one(options: dict[str, int]) -> None:
 ])  # fmt: skip
 def test_causal_and_cross_calls_are_refused(call: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        MonarchKernel(HEADS, DIM)(*tokens(9, 9), scale=0.5, **call)
+        attend(MonarchKernel(HEADS, DIM), *tokens(9, 9), scale=0.5, **call)
     with pytest.raises(UsageError, match="12 queries and 9 keys"):
-        monarch_attention(*tokens(12, 9), scale=0.5, block=3)
+        attend(monarch_attention, *tokens(12, 9), scale=0.5, block=3)
 
 
 def test_dtypes_and_layouts_of_the_output() -> None:
     for dtype, batch in itertools.product(TOLERANCE, (1, 2)):
-        out = MonarchKernel(HEADS, DIM)(*tokens(29, 29, batch=batch, dtype=dtype), scale=0.5)
+        out = attend(MonarchKernel(HEADS, DIM), *tokens(29, 29, batch=batch, dtype=dtype), scale=0.5)
         assert out.dtype is dtype
         assert out.shape == (batch, HEADS, 29, VALUE_DIM)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from comparing import LargestTensor
+from comparing import LargestTensor, attend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.near_far import assign_reference, near_far_reference, region, views_reference
@@ -195,7 +195,7 @@ def kernel(**options: Any) -> NearFarKernel:
 def test_a_window_over_the_whole_sequence_is_softmax(layout: TokenLayout | None, count: int, masked: bool) -> None:
     inputs = tokens(count, count, dtype=torch.float32)
     mask = some_mask(count) if masked else None
-    out = kernel(window=64, clusters=128)(*inputs, scale=SCALE, mask=mask, layout=layout)
+    out = attend(kernel(window=64, clusters=128), *inputs, scale=SCALE, mask=mask, layout=layout)
     assert_close(out, softmax_reference(*inputs, scale=SCALE, mask=mask), 1e-5)
 
 
@@ -226,7 +226,7 @@ def test_prefix_queries_are_exact_and_prefix_keys_are_single() -> None:
     query, key, value = tokens(405, 405)
     layout = TokenLayout(prefix=5, grid=(20, 20))
     key[:, :, 3] = 8 * query.mean(2)  # a sink: nearly all that any query looks at
-    out = kernel(window=2, halo=1, clusters=4)(query, key, value, scale=SCALE, layout=layout)
+    out = attend(kernel(window=2, halo=1, clusters=4), query, key, value, scale=SCALE, layout=layout)
     expected = softmax_reference(query, key, value, scale=SCALE)
     assert_close(out[:, :, :5], expected[:, :, :5], 1e-9)
     assert_close(out[:, :, 5:], expected[:, :, 5:], 1e-3)
@@ -249,7 +249,7 @@ def test_more_clusters_steps_and_windows_are_nearer_to_softmax() -> None:
     ]
     errors = []
     for options in steps:
-        out = kernel(**options)(query, key, value, scale=0.3, layout=TokenLayout(grid=(24, 24)))
+        out = attend(kernel(**options), query, key, value, scale=0.3, layout=TokenLayout(grid=(24, 24)))
         errors.append(float((out - exact).norm() / exact.norm()))
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.2 * errors[0]
@@ -273,7 +273,7 @@ def test_what_is_masked_does_not_matter_be_it_query_key_or_value() -> None:
     inputs, mask = tokens(401, 401), some_mask(401)
     other = [torch.where(mask[:, None, :, None], t, 50 * torch.randn_like(t)) for t in inputs]
     call = {"scale": SCALE, "mask": mask, "layout": TokenLayout(prefix=1, grid=(20, 20))}
-    out, changed = (kernel(window=4, halo=1, clusters=16)(*qkv, **call) for qkv in (inputs, other))
+    out, changed = (attend(kernel(window=4, halo=1, clusters=16), *qkv, **call) for qkv in (inputs, other))
     seen = mask[:, None, :, None]
     assert_close(out * seen, changed * seen, 1e-9)
 
@@ -358,11 +358,11 @@ def test_flops_are_those_that_run(options: dict[str, Any], grid: tuple[int, int]
     inputs = tokens(count, count, dtype=torch.float32)
     layout = TokenLayout(prefix=prefix, grid=grid)
     one = [t[:1] for t in inputs]
-    shape = CallShape(count, count, HEADS, DIM, DIM, prefix=prefix, grid=grid)
+    shape = CallShape(count, count, HEADS, DIM, DIM, layout=layout)
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
             one[0].requires_grad_(grad)
-            counted, _ = measured_flops(lambda: kernel(**options)(*one, scale=SCALE, layout=layout))
+            counted, _ = measured_flops(lambda: attend(kernel(**options), *one, scale=SCALE, layout=layout))
         assert kernel(**options).flops(shape) - 2 * HEADS * sums(count - prefix, **options) == counted
         one[0].requires_grad_(False)
     assert counted < softmax_flops(shape)
@@ -374,7 +374,7 @@ def sums(tokens: int, *, far: str = "clustered", steps: int = 1, views: int = 1,
 
 
 def test_flops_are_linear_in_the_tokens() -> None:
-    shapes = [CallShape(n * n, n * n, 12, 64, 64, grid=(n, n)) for n in (64, 128, 256)]
+    shapes = [CallShape(n * n, n * n, 12, 64, 64, layout=TokenLayout(grid=(n, n))) for n in (64, 128, 256)]
     small, middle, large = (NearFarKernel(12, 64).flops(shape) for shape in shapes)
     assert middle / small == pytest.approx(4, rel=0.03)
     assert large / middle == pytest.approx(4, rel=0.01)
@@ -382,7 +382,7 @@ def test_flops_are_linear_in_the_tokens() -> None:
 
 def test_it_never_costs_more_than_softmax() -> None:
     for count in (1, 2, 9, 65, 197, 577):
-        shape = CallShape(count, count, 12, 64, 64, prefix=1)
+        shape = CallShape(count, count, 12, 64, 64, layout=TokenLayout(prefix=1))
         assert NearFarKernel(12, 64).flops(shape) <= softmax_flops(shape)
 
 
@@ -440,13 +440,13 @@ def test_compiled_it_gives_the_same(views: int) -> None:
     plain = kernel(window=3, halo=1, clusters=9, views=views)
     compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
-        assert_close(compiled(*inputs, **call), plain(*inputs, **call), 1e-5)
+        assert_close(attend(compiled, *inputs, **call), attend(plain, *inputs, **call), 1e-5)
 
 
 def test_without_a_number_there_is_a_far_key_for_eight_tokens_up_to_128() -> None:
     for count, clusters in ((256, 32), (2048, 128)):
         inputs = tokens(count, count, dtype=torch.float32)
         free, given = kernel(window=4), kernel(window=4, clusters=clusters)
-        assert torch.equal(free(*inputs, scale=SCALE), given(*inputs, scale=SCALE))
+        assert torch.equal(attend(free, *inputs, scale=SCALE), attend(given, *inputs, scale=SCALE))
         shape = CallShape(count, count, free.heads, free.head_dim, free.head_dim)
         assert free.flops(shape) == given.flops(shape)

@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 import torch
+from comparing import attend
 from torch import Tensor
 
 from latte_convert.errors import RecipeError
@@ -17,9 +18,9 @@ def error(features: int, *, causal: bool = False) -> float:
     """Root mean square distance from softmax, over draws of the features."""
     torch.manual_seed(0)
     inputs = [torch.randn(1, 2, 70, 8, dtype=torch.float64) for _ in range(3)]
-    exact = softmax_attention(*inputs, scale=0.05, causal=causal)
+    exact = attend(softmax_attention, *inputs, scale=0.05, causal=causal)
     kernels = (PerformerKernel(2, 8, features=features, seed=seed) for seed in range(12))
-    squares = [(k(*inputs, scale=0.05, causal=causal) - exact).square().mean().item() for k in kernels]
+    squares = [(attend(k, *inputs, scale=0.05, causal=causal) - exact).square().mean().item() for k in kernels]
     return statistics.fmean(squares) ** 0.5
 
 
@@ -84,7 +85,7 @@ def test_exponents_out_of_range_are_no_hole_in_the_output(sign: float, causal: b
     """The features of query and key underflow where the other's do not; the weights must still sum to one."""
     query, key, _ = far_apart(sign)
     ones = torch.ones(1, 2, 100, 8)
-    torch.testing.assert_close(PerformerKernel(2, 8)(query, key, ones, scale=8**-0.5, causal=causal), ones)
+    torch.testing.assert_close(attend(PerformerKernel(2, 8), query, key, ones, scale=8**-0.5, causal=causal), ones)
 
 
 def test_a_large_key_in_the_future_does_not_drown_the_past() -> None:
@@ -92,7 +93,7 @@ def test_a_large_key_in_the_future_does_not_drown_the_past() -> None:
     query, key, value = (torch.randn(1, 2, 150, 8, dtype=torch.float32) for _ in range(3))
     key[:, :, :100] *= 12
     kernel = PerformerKernel(2, 8)
-    out = kernel(query, key, value, scale=0.35, causal=True)
-    exact = kernel(*(t.double() for t in (query, key, value)), scale=0.35, causal=True)
+    out = attend(kernel, query, key, value, scale=0.35, causal=True)
+    exact = attend(kernel, *(t.double() for t in (query, key, value)), scale=0.35, causal=True)
     torch.testing.assert_close(out.double(), exact, rtol=1e-3, atol=1e-3)
     assert (out[:, :, :64].abs().amax(-1) > 0).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from comparing import attend
 
 from latte_convert.kernels.latte.kernel import LatteKernel
 from latte_convert.kernels.rivals.qt_vit import QtVitKernel
@@ -14,7 +15,9 @@ from latte_convert.kernels.softmax import softmax_attention
 def test_it_is_latte_before_any_fit_with_both_switches_off(causal: bool) -> None:
     inputs = [torch.randn(2, 3, 70, 8) for _ in range(3)]
     plain, latte = QtVitKernel(3, 8), LatteKernel(3, 8, tte=False, jpn=False)
-    assert torch.equal(plain(*inputs, scale=0.3, causal=causal), latte(*inputs, scale=0.3, causal=causal))
+    assert torch.equal(
+        attend(plain, *inputs, scale=0.3, causal=causal), attend(latte, *inputs, scale=0.3, causal=causal)
+    )
     assert not list(plain.parameters())
 
 
@@ -23,7 +26,7 @@ def test_one_channel_is_the_whole_expansion() -> None:
     query, key = torch.tensor([[[[1.0]]]]), torch.tensor([[[[0.0], [2.0]]]])
     value = torch.tensor([[[[1.0], [5.0]]]])
     # (1 + 1)²·(0 + 1)² + 1 = 5 and (1 + 1)²·(2 + 1)² + 1 = 37.
-    assert QtVitKernel(1, 1)(query, key, value, scale=1.0).item() == pytest.approx((5 * 1 + 37 * 5) / 42)
+    assert attend(QtVitKernel(1, 1), query, key, value, scale=1.0).item() == pytest.approx((5 * 1 + 37 * 5) / 42)
 
 
 def test_sigma_scales_the_output_channels_once() -> None:
@@ -32,8 +35,8 @@ def test_sigma_scales_the_output_channels_once() -> None:
     assert kernel.sigma is not None
     with torch.no_grad():
         kernel.sigma.copy_(torch.arange(24.0))
-    expected = QtVitKernel(3, 8)(*inputs, scale=0.3) * torch.arange(24.0).reshape(3, 1, 8)
-    torch.testing.assert_close(kernel(*inputs, scale=0.3), expected)
+    expected = attend(QtVitKernel(3, 8), *inputs, scale=0.3) * torch.arange(24.0).reshape(3, 1, 8)
+    torch.testing.assert_close(attend(kernel, *inputs, scale=0.3), expected)
 
 
 def test_constant_values_come_out_as_they_are() -> None:
@@ -41,5 +44,5 @@ def test_constant_values_come_out_as_they_are() -> None:
     query, key = torch.randn(2, 3, 9, 8), torch.randn(2, 3, 20, 8)
     value = torch.full((2, 3, 20, 8), 2.5)
     torch.testing.assert_close(
-        QtVitKernel(3, 8)(query, key, value, scale=0.3), softmax_attention(query, key, value, scale=0.3)
+        attend(QtVitKernel(3, 8), query, key, value, scale=0.3), attend(softmax_attention, query, key, value, scale=0.3)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from comparing import attend
 from torch import Tensor
 
 from latte_convert.kernels.latte.kernel import LatteKernel
@@ -28,7 +29,7 @@ def logits_of_size(size: float, offset: float = 0.0) -> list[Tensor]:
 
 
 def error(kernel: Taylor2Kernel, inputs: list[Tensor]) -> float:
-    return (kernel(*inputs, scale=1.0) - softmax_attention(*inputs, scale=1.0)).abs().max().item()
+    return (attend(kernel, *inputs, scale=1.0) - attend(softmax_attention, *inputs, scale=1.0)).abs().max().item()
 
 
 def test_the_error_is_of_third_order() -> None:
@@ -46,9 +47,9 @@ def test_the_anchor_moves_the_expansion() -> None:
 
 def test_one_anchor_per_head() -> None:
     inputs = [torch.randn(2, 2, 150, 8) for _ in range(3)]
-    both = with_alpha(Taylor2Kernel(2, 8, granularity="head"), -0.5, 0.9)(*inputs, scale=0.3)
+    both = attend(with_alpha(Taylor2Kernel(2, 8, granularity="head"), -0.5, 0.9), *inputs, scale=0.3)
     for head, alpha in enumerate((-0.5, 0.9)):
-        alone = with_alpha(Taylor2Kernel(2, 8), alpha)(*inputs, scale=0.3)
+        alone = attend(with_alpha(Taylor2Kernel(2, 8), alpha), *inputs, scale=0.3)
         torch.testing.assert_close(both[:, head], alone[:, head])
 
 
@@ -56,14 +57,14 @@ def test_one_channel_is_latte_with_a_mixed_term() -> None:
     """Two keys by hand: x = 0 and 2, so (0 + 1)² + 1 = 2 and (2 + 1)² + 1 = 10; LATTE's diagonal gives 5 and 37."""
     query, key = torch.tensor([[[[1.0]]]]), torch.tensor([[[[0.0], [2.0]]]])
     value = torch.tensor([[[[1.0], [5.0]]]])
-    assert Taylor2Kernel(1, 1)(query, key, value, scale=1.0).item() == pytest.approx((2 * 1 + 10 * 5) / 12)
-    latte = LatteKernel(1, 1, tte=False, jpn=False)(query, key, value, scale=1.0)
+    assert attend(Taylor2Kernel(1, 1), query, key, value, scale=1.0).item() == pytest.approx((2 * 1 + 10 * 5) / 12)
+    latte = attend(LatteKernel(1, 1, tte=False, jpn=False), query, key, value, scale=1.0)
     assert latte.item() == pytest.approx((5 * 1 + 37 * 5) / 42)
 
 
 def test_the_gradient_is_finite_at_the_largest_anchor() -> None:
     kernel = with_alpha(Taylor2Kernel(2, 8), 1.0)
-    kernel(*(torch.randn(1, 2, 9, 8) for _ in range(3)), scale=0.3).square().sum().backward()
+    attend(kernel, *(torch.randn(1, 2, 9, 8) for _ in range(3)), scale=0.3).square().sum().backward()
     assert kernel.alpha.grad is not None
     assert kernel.alpha.grad.isfinite().all()
 

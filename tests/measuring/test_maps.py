@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor, nn
 
 from latte_convert.adapters.find import find_adapter
-from latte_convert.attention import AttentionCall, TokenLayout
+from latte_convert.attention import SiteCall, TokenLayout
 from latte_convert.data.feed import Inputs, run
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.exact import ExactKernel
@@ -20,13 +20,13 @@ from latte_convert.measuring.maps import _Cells, _stripes, attention_maps, exact
 HEADS, DIM = 2, 6
 
 
-def make_call(queries: int = 10, keys: int = 10, *, mask: Tensor | None = None, causal: bool = False) -> AttentionCall:
+def make_call(queries: int = 10, keys: int = 10, *, mask: Tensor | None = None, causal: bool = False) -> SiteCall:
     generator = torch.Generator().manual_seed(3)
 
     def random(tokens: int) -> Tensor:
         return 2 * torch.randn(1, HEADS, tokens, DIM, generator=generator)
 
-    return AttentionCall(
+    return SiteCall(
         module=nn.Identity(),
         query=random(queries),
         key=random(keys),
@@ -39,7 +39,7 @@ def make_call(queries: int = 10, keys: int = 10, *, mask: Tensor | None = None, 
     )
 
 
-def softmax_matrix(call: AttentionCall) -> Tensor:
+def softmax_matrix(call: SiteCall) -> Tensor:
     """By a loop over pairs that may see each other."""
     count, total = call.query.shape[2], call.key.shape[2]
     out = torch.zeros(HEADS, count, total)
@@ -94,7 +94,7 @@ def latte(**options: bool) -> LatteKernel:
 def test_the_map_of_a_kernel_gives_its_output(options: dict[str, bool]) -> None:
     call, kernel = make_call(), latte(**options)
     matrix = kernel_map(kernel, call, torch.eye(10), torch.eye(10))
-    out = kernel(call.query, call.key, call.value, scale=call.scale, layout=call.layout)
+    out = kernel(call)
     torch.testing.assert_close(matrix @ call.value[0], out[0])
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latte_convert.adapters.host import Host
-from latte_convert.attention import AttentionCall, AttentionSite, Handler, TokenLayout
+from latte_convert.attention import AttentionSite, Handler, SiteCall, TokenLayout
 from latte_convert.data.feed import BatchFeed, JoinedFeed
 from latte_convert.measuring.stripes import HeadStripes, Stripes, StripeToken, correlation, stripe_analysis
 
@@ -20,15 +20,15 @@ SITE = AttentionSite("attention", "encoder", "self", causal=False, heads=1, head
 GRID = TokenLayout(prefix=1, grid=(1, 5))
 
 
-def make_call(query: Tensor, key: Tensor, **options: Any) -> AttentionCall:
+def make_call(query: Tensor, key: Tensor, **options: Any) -> SiteCall:
     """A call with logits ``query @ key.T``."""
     given = {"scale": 1.0, "mask": None, "causal": False, "layout": GRID, **options}
-    return AttentionCall(
+    return SiteCall(
         module=nn.Identity(), query=query, key=key, value=key, exact=lambda: torch.zeros_like(query), **given
     )
 
 
-def with_matrix(matrix: Tensor, **options: Any) -> AttentionCall:
+def with_matrix(matrix: Tensor, **options: Any) -> SiteCall:
     """A call whose softmax is ``(H, Nq, Nk)``: its logarithms are the queries, unit vectors the keys."""
     keys = torch.eye(matrix.shape[-1]).expand(len(matrix), -1, -1)
     return make_call(matrix.clamp(min=1e-30).log()[None], keys[None], **options)
@@ -41,7 +41,7 @@ class Replay(nn.Module):
         super().__init__()
         self.handlers: list[Handler] = []
 
-    def forward(self, call: AttentionCall) -> Tensor:
+    def forward(self, call: SiteCall) -> Tensor:
         output = self.handlers[-1](call)
         return call.exact() if output is None else output
 
@@ -62,12 +62,12 @@ class ReplayAdapter:
         return None
 
 
-def analyse(*calls: AttentionCall, **options: Any) -> dict[str, Stripes]:
+def analyse(*calls: SiteCall, **options: Any) -> dict[str, Stripes]:
     feed = BatchFeed({"call": call} for call in calls)
     return stripe_analysis(Replay(), ReplayAdapter(), [SITE], feed, **options)
 
 
-def only_head(call: AttentionCall) -> HeadStripes:
+def only_head(call: SiteCall) -> HeadStripes:
     (head,) = analyse(call)[SITE.name].heads
     return head
 
@@ -119,13 +119,13 @@ class TestKnownMatrices:
         assert stripes.strength == pytest.approx(7 / 12, abs=1e-6)
 
 
-def random_call(queries: int, keys: int, **options: Any) -> AttentionCall:
+def random_call(queries: int, keys: int, **options: Any) -> SiteCall:
     generator = torch.Generator().manual_seed(queries + keys)
     query, key = (torch.randn(1, 1, n, 4, generator=generator) for n in (queries, keys))
     return make_call(query, key + 1.0, layout=TokenLayout(aligned=queries == keys), **options)
 
 
-def softmax_of(call: AttentionCall) -> Tensor:
+def softmax_of(call: SiteCall) -> Tensor:
     return (call.query[0, 0] @ call.key[0, 0].T).softmax(-1)
 
 

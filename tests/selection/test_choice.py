@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 import latte_convert
-from latte_convert.attention import CallShape
+from latte_convert.attention import CallShape, TokenLayout
 from latte_convert.errors import CheckpointError, GateError
 from latte_convert.kernels.softmax import softmax_flops
 from latte_convert.recipe import Candidate, Recipe
@@ -58,9 +58,9 @@ def shape(name: str) -> CallShape:
     """What a site of the detector is called with: 12 x 12 tokens from the backbone, 9 object queries."""
     sizes = {"heads": 4, "head_dim": 32, "value_dim": 32}
     if ".encoder." in name:
-        return CallShape(ENCODER, ENCODER, grid=(12, 12), **sizes)
+        return CallShape(ENCODER, ENCODER, layout=TokenLayout(grid=(12, 12)), **sizes)
     if name.endswith("encoder_attn"):
-        return CallShape(QUERIES, ENCODER, grid=(12, 12), aligned=False, **sizes)
+        return CallShape(QUERIES, ENCODER, layout=TokenLayout(grid=(12, 12), aligned=False), **sizes)
     return CallShape(QUERIES, QUERIES, **sizes)
 
 

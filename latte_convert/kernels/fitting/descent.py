@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from latte_convert.attention import AttentionCall
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.fitting.stage import Stage
+from latte_convert.kernels.softmax import softmax_attention
 
 SAMPLES = 8
 """Samples that are kept; what a fit costs in memory does not depend on how many there are."""
@@ -37,7 +38,7 @@ class DescentStage(Stage):
     def __init__(self, kernel: Kernel, weight: Tensor | None, seed: int, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__(kernel, weight, seed)
         self._parameters = parameters
-        self._kept: list[tuple[Tensor, Tensor, Tensor, float, bool]] = []
+        self._kept: list[AttentionCall] = []
 
     def measure(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
         """Keep a part of the tokens of the first samples, ``(1, H, n, d)`` each."""
@@ -48,21 +49,20 @@ class DescentStage(Stage):
             rows = keys = keys.new_tensor(range(min(TOKENS, call.key.shape[2], call.query.shape[2])))
         parts = (call.query[:, :, rows], call.key[:, :, keys], call.value[:, :, keys])
         query, key, value = (part.detach().float().clone() for part in parts)
-        self._kept.append((query, key, value, call.scale, call.causal))
+        self._kept.append(AttentionCall(query, key, value, call.scale, causal=call.causal))
         return (torch.stack([query.abs().max(), key.abs().max(), value.abs().max()]),)
 
     def solve(self) -> None:
         """Descend."""
         kept, self._kept = self._kept, []
-        targets = [_softmax(*part) for part in kept]
+        with torch.no_grad():
+            targets = [softmax_attention(call) for call in kept]
         optimizer = torch.optim.Adam(self._parameters, lr=RATE)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
         with torch.enable_grad():
             for step in range(STEPS):
-                query, key, value, scale, causal = kept[step % len(kept)]
                 target = targets[step % len(kept)]
-                output = self.kernel(query, key, value, scale=scale, causal=causal)
-                loss = self._size(output - target) / self._size(target).clamp_min(1e-30)
+                loss = self._size(self.kernel(kept[step % len(kept)]) - target) / self._size(target).clamp_min(1e-30)
                 gradients = torch.autograd.grad(loss, list(self._parameters))
                 for parameter, gradient in zip(self._parameters, gradients, strict=True):
                     parameter.grad = gradient
@@ -88,8 +88,3 @@ def _visible(call: AttentionCall) -> Tensor:
     if call.mask is not None:
         return call.mask[0].nonzero()[:, 0]
     return torch.arange(call.key.shape[2], device=call.key.device)
-
-
-@torch.no_grad()
-def _softmax(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
-    return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, is_causal=causal)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from latte_convert.attention import AttentionCall
-from latte_convert.kernels.base import Kernel, attend
+from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.fitting.stage import Stage
 
 SAMPLES = 8
@@ -46,7 +46,7 @@ class GridStage(Stage):
         own, cross = [], []
         for value in self._values:
             self._parameter.fill_(value)
-            output = attend(self.kernel, call)[0].float()[:, rows]
+            output = self.kernel(call)[0].float()[:, rows]
             own.append(output.square().sum((-2, -1)))
             cross.append((output * wanted).sum((-2, -1)))
         return torch.stack(own).double(), torch.stack(cross).double(), wanted.square().sum((-2, -1)).double()

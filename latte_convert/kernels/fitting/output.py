@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from latte_convert.attention import AttentionCall
-from latte_convert.kernels.base import Kernel, attend
+from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.fitting.stage import Stage, ridge
 
 RIDGE = 0.01
@@ -29,7 +29,7 @@ class OutputStage(Stage):
         """``YᵀY``, ``YᵀY*``, ``Y*ᵀY*`` over channels, the sums of both, and the number of tokens."""
         rows = self.valid(call)
         with torch.no_grad():
-            output = attend(self.kernel, call)[0].float()
+            output = self.kernel(call)[0].float()
         output, wanted = (x[:, rows].transpose(0, 1).flatten(1) for x in (output, target))
         products = (output.T @ output, output.T @ wanted, wanted.T @ wanted)
         sums = (output.sum(0), wanted.sum(0), torch.tensor(float(len(rows))))
@@ -71,7 +71,7 @@ class MapStage(Stage):
         """``YᵀY`` and ``YᵀY*`` of each head and ``|Y*|²``, in the sample's fold: ``(FOLDS, H, dv, dv)``."""
         rows = self.valid(call)
         with torch.no_grad():
-            output = attend(self.kernel, call)[0].float()[:, rows]
+            output = self.kernel(call)[0].float()[:, rows]
         wanted = target[:, rows]
         place = torch.nn.functional.one_hot(torch.tensor(self.samples % self.FOLDS), self.FOLDS).double()
         own, cross = (output.mT @ output).double(), (output.mT @ wanted).double()

@@ -73,7 +73,7 @@ class Stage(ABC):
         In self-attention a masked key is a padded query as well; queries that stay exact are nobody's error.
         """
         queries = call.query.shape[2]
-        first = self.kernel.exact_rows(queries, causal=call.causal, layout=call.layout)
+        first = self.kernel.exact_rows(call.shape)
         if call.mask is not None and call.layout.aligned and queries == call.key.shape[2]:
             rows = call.mask[0].nonzero()[:, 0]
             return rows[rows >= first]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from latte_convert.attention import CallShape
+from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.kernels.base import Extras, Kernel, check_mask
 from latte_convert.kernels.linear import causal_sums, divided, linear_flops, no_autocast
-
-if TYPE_CHECKING:
-    from latte_convert.attention import TokenLayout
 
 
 class LatteKernel(Kernel):
@@ -59,31 +56,16 @@ class LatteKernel(Kernel):
         self.beta_q = nn.Parameter(torch.ones(groups, dtype=torch.float32))
         self.beta_k = nn.Parameter(torch.ones(groups, dtype=torch.float32))
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        mask: Tensor | None,
-        causal: bool,
-        layout: TokenLayout | None,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         """Attend; see ``Kernel.forward``."""
         return latte_attention(
-            query,
-            key,
-            value,
+            call,
             alpha=self.alpha,
             delta_q=self.delta_q,
             delta_k=self.delta_k,
             beta_q=self.beta_q,
             beta_k=self.beta_k,
             sigma=self.sigma,
-            scale=scale,
-            mask=mask,
-            causal=causal,
             tte=self.tte,
             jpn=self.jpn,
         )
@@ -104,19 +86,14 @@ class LatteKernel(Kernel):
 
 
 def latte_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    call: AttentionCall,
     *,
     alpha: Tensor,
     delta_q: Tensor,
     delta_k: Tensor,
     beta_q: Tensor,
     beta_k: Tensor,
-    scale: float,
     sigma: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
     tte: bool = True,
     jpn: bool = True,
     eps: float = 1e-6,
@@ -144,18 +121,13 @@ def latte_attention(
     numerator, ``out_i = v̄ + sum_j <q~_i, k~_j>·(v_j - v̄) / sum_j Sim_ij``: the bidirectional form.
 
     Args:
-        query: ``(B, H, Nq, d)``, any floating dtype.
-        key: ``(B, H, Nk, d)``.
-        value: ``(B, H, Nk, dv)``.
+        call: The call, any floating dtype; its mask is applied after the feature map.
         alpha: Anchor of the expansion, at most 1; like the next four ``(1,)`` or ``(H,)``.
         delta_q: Scale of the query features.
         delta_k: Scale of the key features.
         beta_q: Padding feature of the query.
         beta_k: Padding feature of the key.
-        scale: The module's own scaling of the logits, positive, often ``d**-0.5``.
         sigma: ``(H·dv,)`` scale of the output channels, or None.
-        mask: bool ``(B, Nk)``, True where a key may be attended to; applied after the feature map.
-        causal: Query ``i`` sees only the keys ``j <= i + Nk - Nq``.
         tte: Tunable expansion; off, the anchor is 0 and ``alpha`` is not read.
         jpn: Joint post-squaring normalisation; off, plain squares.
         eps: Added to the norms.
@@ -165,9 +137,10 @@ def latte_attention(
         the division are float32 (float64 for float64 inputs), under autocast too.
 
     Raises:
-        UsageError: Where ``mask`` is not a boolean key mask.
+        UsageError: The mask is not a boolean key mask.
     """
-    check_mask(mask, key)
+    check_mask(call)
+    query, key, value, scale = call.query, call.key, call.value, call.scale
     wide = torch.promote_types(query.dtype, torch.float32)
     with no_autocast(query.device.type):
         anchor = alpha.to(wide) if tte else torch.zeros(1, dtype=wide, device=query.device)
@@ -182,11 +155,11 @@ def latte_attention(
             sigma=None if sigma is None else sigma.to(wide).reshape(query.shape[1], 1, -1),
         )
         seen = key.new_ones(1, 1, key.shape[-2], 1, dtype=wide)
-        if mask is not None:
-            seen = mask[:, None, :, None].to(wide)
+        if call.mask is not None:
+            seen = call.mask[:, None, :, None].to(wide)
         # Matmul merges batch and heads, by a copy for the (B, N, H, d) view of a batch: once is enough.
         value = value.to(wide).flatten(0, 1).reshape(value.shape)
-        out = (_causal if causal else _bidirectional)(query, key, value, seen, settings)
+        out = (_causal if call.causal else _bidirectional)(query, key, value, seen, settings)
     return out.to(query.dtype)
 
 

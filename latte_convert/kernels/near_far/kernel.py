@@ -46,13 +46,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from math import ceil
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from latte_convert.attention import CallShape
+from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import UsageError
 from latte_convert.kernels.base import Extras, Kernel, check_mask
 from latte_convert.kernels.linear import no_autocast
@@ -61,10 +61,6 @@ from latte_convert.kernels.near_far.fields import attend_far, attend_near, atten
 from latte_convert.kernels.near_far.summary import summarise, summary_products, view_size
 from latte_convert.kernels.near_far.windows import Places, Tiling
 from latte_convert.kernels.softmax import softmax_attention, softmax_flops
-
-if TYPE_CHECKING:
-    from latte_convert.attention import TokenLayout
-
 
 CLUSTERS = 128
 """Most far keys where the options do not say."""
@@ -125,54 +121,33 @@ class NearFarKernel(Kernel):
         self.steps = steps if far == "clustered" else 0
         self.views = views
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        mask: Tensor | None,
-        causal: bool,
-        layout: TokenLayout | None,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         """Attend; see ``Kernel.forward``.
 
         Raises:
             UsageError: The call is causal.
         """
-        if causal:
+        if call.causal:
             raise UsageError(
                 "near_far has no causal form: its clusters mix past and future; set another `kernel` for this site, "
                 "latte for instance"
             )
-        prefix, grid, aligned = (layout.prefix, layout.grid, layout.aligned) if layout else (0, None, True)
-        shape = CallShape(
-            queries=query.shape[2],
-            keys=key.shape[2],
-            heads=self.heads,
-            head_dim=query.shape[3],
-            value_dim=value.shape[3],
-            prefix=prefix,
-            grid=grid,
-            aligned=aligned,
-        )
-        if self._flops(shape) >= softmax_flops(shape):
-            return softmax_attention(query, key, value, scale=scale, mask=mask)
+        if self._flops(call.shape) >= softmax_flops(call.shape):
+            return softmax_attention(call)
         return near_far_attention(
-            query,
-            key,
-            value,
-            scale=scale,
-            prefix=prefix,
-            grid=grid,
-            aligned=aligned,
+            call.query,
+            call.key,
+            call.value,
+            scale=call.scale,
+            prefix=call.layout.prefix,
+            grid=call.layout.grid,
+            aligned=call.layout.aligned,
             window=self.window,
             halo=self.halo,
-            clusters=self._most(keys=key.shape[2]),
+            clusters=self._most(keys=call.key.shape[2]),
             steps=self.steps,
             views=self.views,
-            mask=mask,
+            mask=call.mask,
         )
 
     def attend_flops(self, shape: CallShape) -> int:
@@ -193,7 +168,8 @@ class NearFarKernel(Kernel):
         return max(min(keys // SHARE, CLUSTERS), 1) if self.clusters is None else self.clusters
 
     def _flops(self, shape: CallShape) -> int:
-        places = Places.of(shape.queries, shape.keys, shape.prefix, shape.grid, shape.aligned)
+        layout = shape.layout
+        places = Places.of(shape.queries, shape.keys, layout.prefix, layout.grid, layout.aligned)
         if not places.tokens or not shape.queries:
             return softmax_flops(shape)
         rows, columns = cell_counts(places.cells_of, self._most(shape.keys))
@@ -258,12 +234,13 @@ def near_far_attention(
     Raises:
         UsageError: ``mask`` is not a boolean key mask, or ``views`` is no power of two.
     """
-    check_mask(mask, key)
+    call = AttentionCall(query, key, value, scale, mask)
+    check_mask(call)
     if views < 1 or views & (views - 1):
         raise UsageError(f"views={views}: queries are divided into 1, 2, 4, 8 views and so on")
     places = Places.of(query.shape[2], key.shape[2], prefix, grid, aligned)
     if not places.tokens or not query.shape[2]:  # nothing is far
-        return softmax_attention(query, key, value, scale=scale, mask=mask)
+        return softmax_attention(call)
     tiling = places.tiling(window, halo)
     wide = torch.promote_types(query.dtype, torch.float32)
     settings = {"clusters": clusters, "steps": steps, "views": views}

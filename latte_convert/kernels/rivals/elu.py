@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from latte_convert.attention import CallShape
+from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.linear import linear_attention, linear_flops
-
-if TYPE_CHECKING:
-    from latte_convert.attention import TokenLayout
 
 
 class EluKernel(Kernel):
@@ -25,20 +20,10 @@ class EluKernel(Kernel):
     name = "elu"
     causal_form = True
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        mask: Tensor | None,
-        causal: bool,
-        layout: TokenLayout | None,
-    ) -> Tensor:
-        """Attend; see ``Kernel.forward``. ``scale`` is not read."""
-        features = (_features(query), _features(key))
-        return linear_attention(*features, value, mask=mask, causal=causal).to(query.dtype)
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Attend; see ``Kernel.forward``. The scale is not read."""
+        features = (_features(call.query), _features(call.key))
+        return linear_attention(*features, call.value, mask=call.mask, causal=call.causal).to(call.query.dtype)
 
     def attend_flops(self, shape: CallShape) -> int:
         """See ``linear_flops``."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from latte_convert.attention import CallShape
+from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.kernels.base import Extras, Kernel
 from latte_convert.kernels.linear import linear_attention, linear_flops, no_autocast
-
-if TYPE_CHECKING:
-    from latte_convert.attention import TokenLayout
 
 
 class FittedKernel(Kernel):
@@ -49,23 +46,14 @@ class FittedKernel(Kernel):
         self.query_bias = nn.Parameter(torch.zeros(heads, 1, features))
         self.key_bias = nn.Parameter(torch.zeros(heads, 1, features))
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        mask: Tensor | None,
-        causal: bool,
-        layout: TokenLayout | None,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         """Attend; see ``Kernel.forward``."""
+        query, key, root = call.query, call.key, call.scale**0.5
         wide = torch.promote_types(query.dtype, torch.float32)
         with no_autocast(query.device.type):
-            q = _features(query.to(wide), self.query_weight.to(wide) * scale**0.5, self.query_bias.to(wide))
-            k = _features(key.to(wide), self.key_weight.to(wide) * scale**0.5, self.key_bias.to(wide))
-            return linear_attention(q, k, value, mask=mask, causal=causal).to(query.dtype)
+            q = _features(query.to(wide), self.query_weight.to(wide) * root, self.query_bias.to(wide))
+            k = _features(key.to(wide), self.key_weight.to(wide) * root, self.key_bias.to(wide))
+            return linear_attention(q, k, call.value, mask=call.mask, causal=call.causal).to(query.dtype)
 
     def attend_flops(self, shape: CallShape) -> int:
         """The two maps, then ``linear_flops``."""

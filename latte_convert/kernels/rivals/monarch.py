@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from math import ceil, sqrt
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import Unpack
 
-from latte_convert.attention import CallShape
+from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import UsageError
 from latte_convert.kernels.base import Extras, Kernel, check_mask
 from latte_convert.kernels.linear import no_autocast
-
-if TYPE_CHECKING:
-    from latte_convert.attention import TokenLayout
 
 
 class MonarchKernel(Kernel):
@@ -50,33 +46,23 @@ class MonarchKernel(Kernel):
         self.block = block
         self.steps = steps
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        mask: Tensor | None,
-        causal: bool,
-        layout: TokenLayout | None,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         """Attend; see ``Kernel.forward``.
 
         Raises:
             UsageError: The call is causal or cross-attention.
         """
-        if causal or (layout is not None and not layout.aligned):
+        if call.causal or not call.layout.aligned:
+            form = "causal" if call.causal else "cross-attention"
             raise UsageError(
-                f"monarch has no {'causal' if causal else 'cross-attention'} form: its blocks pair each query with "
-                "the key in its place; set another `kernel` for this site, near_far or latte for instance"
+                f"monarch has no {form} form: its blocks pair each query with the key in its place; set another "
+                "`kernel` for this site, near_far or latte for instance"
             )
-        block = self._block(key.shape[2], None if layout is None else layout.grid)
-        return monarch_attention(query, key, value, scale=scale, block=block, steps=self.steps, mask=mask)
+        return monarch_attention(call, block=self._block(call.shape), steps=self.steps)
 
     def attend_flops(self, shape: CallShape) -> int:
         """Both factors of every step and their products with the values, padding included."""
-        block = self._block(shape.keys, shape.grid)
+        block = self._block(shape)
         blocks = ceil(shape.keys / block)
         inside = blocks * block * block  # entries of one factor: block² for each block of keys,
         across = block * blocks * blocks  # and of the other: blocks² for each position in a block
@@ -88,25 +74,16 @@ class MonarchKernel(Kernel):
         """Settings shown by ``print(model)``."""
         return f"heads={self.heads}, head_dim={self.head_dim}, block={self.block}, steps={self.steps}"
 
-    def _block(self, keys: int, grid: tuple[int, int] | None) -> int:
+    def _block(self, shape: CallShape) -> int:
         if self.block is not None:
-            return min(self.block, keys)
-        root = round(sqrt(keys))
+            return min(self.block, shape.keys)
+        root, grid = round(sqrt(shape.keys)), shape.layout.grid
         if grid is not None and root <= 2 * grid[1] <= 4 * root:
             return grid[1]
         return root
 
 
-def monarch_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    scale: float,
-    block: int,
-    steps: int = 1,
-    mask: Tensor | None = None,
-) -> Tensor:
+def monarch_attention(call: AttentionCall, *, block: int, steps: int = 1) -> Tensor:
     r"""Softmax attention projected onto Monarch matrices: O(N·(block + N/block)·d), O(N·sqrt(N)·d) at best.
 
     Softmax attention is the matrix ``A``, rows on the simplex, that maximises ``<A, S> + entropy(A)`` for the
@@ -130,22 +107,19 @@ def monarch_attention(
     is masked entirely has no weight, and a block of logits far below zero does not underflow.
 
     Args:
-        query: ``(B, H, Nq, d)``, any floating dtype.
-        key: ``(B, H, Nk, d)``, ``Nk >= Nq``.
-        value: ``(B, H, Nk, dv)``.
-        scale: The module's own scaling of the logits.
+        call: The call, any floating dtype, with no more queries than keys; its ``causal`` is not read.
         block: Tokens in a block.
         steps: Alternating steps, at least 1.
-        mask: bool ``(B, Nk)``, True where a key may be attended to.
 
     Returns:
         ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key. Everything is float32
         inside (float64 for float64 inputs), under autocast too.
 
     Raises:
-        UsageError: ``mask`` is not a boolean key mask, or there are more queries than keys.
+        UsageError: The mask is not a boolean key mask, or there are more queries than keys.
     """
-    check_mask(mask, key)
+    check_mask(call)
+    query, key, value, mask = call.query, call.key, call.value, call.mask
     queries, keys = query.shape[2], key.shape[2]
     if queries > keys:
         raise UsageError(f"monarch attention pairs queries with keys, but there are {queries} queries and {keys} keys")
@@ -156,7 +130,7 @@ def monarch_attention(
         seen = mask if mask is not None else key.new_ones(1, keys, dtype=torch.bool)
         asked = _blocked(seen[:, None, keys - queries :, None], blocks, block)
         seen = _blocked(seen[:, None, :, None], blocks, block)
-        out = _alternate(q * scale, k, v, seen, asked, steps)[:, :, blocks * block - queries :]
+        out = _alternate(q * call.scale, k, v, seen, asked, steps)[:, :, blocks * block - queries :]
         if mask is not None:
             out = out.masked_fill(~mask.any(-1)[:, None, None, None], 0)
     return out.to(query.dtype)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import Unpack
 
-from latte_convert.attention import CallShape
+from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import RecipeError
 from latte_convert.kernels.base import Extras, Kernel
 from latte_convert.kernels.linear import chunked, divided, linear_attention, linear_flops, no_autocast
-
-if TYPE_CHECKING:
-    from latte_convert.attention import TokenLayout
 
 EPS = 1e-6
 
@@ -54,19 +50,9 @@ class PerformerKernel(Kernel):
         self.options |= {"features": features, "seed": seed}
         self.register_buffer("projection", orthogonal_features(features, head_dim, seed))
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        mask: Tensor | None,
-        causal: bool,
-        layout: TokenLayout | None,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         """Attend; see ``Kernel.forward``."""
-        return performer_attention(query, key, value, projection=self.projection, scale=scale, mask=mask, causal=causal)
+        return performer_attention(call, projection=self.projection)
 
     def attend_flops(self, shape: CallShape) -> int:
         """The projections, and ``linear_flops``."""
@@ -91,16 +77,7 @@ def orthogonal_features(features: int, dim: int, seed: int) -> Tensor:
     return (directions[:features] * lengths).to(torch.float32)
 
 
-def performer_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    projection: Tensor,
-    scale: float,
-    mask: Tensor | None = None,
-    causal: bool = False,
-) -> Tensor:
+def performer_attention(call: AttentionCall, *, projection: Tensor) -> Tensor:
     """Linear attention whose weights are, in expectation, those of softmax.
 
     With ``x' = sqrt(scale)·x`` and ``phi_w(x) = exp(<w, x'> - |x'|²/2)``, the mean over normal ``w`` of
@@ -110,18 +87,14 @@ def performer_attention(
     against underflow is added to the features of queries only: no weight then depends on keys that are not seen.
 
     Args:
-        query: ``(B, H, Nq, d)``, any floating dtype.
-        key: ``(B, H, Nk, d)``.
-        value: ``(B, H, Nk, dv)``.
+        call: The call, any floating dtype, with a positive scale.
         projection: ``w``, ``(r, d)``.
-        scale: The module's own scaling of the logits, positive.
-        mask: bool ``(B, Nk)``, True where a key may be attended to.
-        causal: Query ``i`` sees only the keys ``j <= i + Nk - Nq``.
 
     Returns:
         ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key. All arithmetic is float32
         (float64 for float64 inputs), under autocast too.
     """
+    query, key, value, scale, mask = call.query, call.key, call.value, call.scale, call.mask
     wide = torch.promote_types(query.dtype, torch.float32)
     with no_autocast(query.device.type):
         directions = (scale**0.5 * projection.to(wide)).mT
@@ -133,7 +106,7 @@ def performer_attention(
             exponent = exponent.masked_fill(~mask[:, None, :, None], -math.inf)
         # Finite where no key is seen: infinity less infinity would be NaN.
         top = exponent.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(wide).min)
-        if causal:
+        if call.causal:
             out = divided(_causal_sums(query_features, _exponential(exponent, top), top, value.to(wide)))
         else:
             out = linear_attention(query_features, _exponential(exponent, top.amax(-2, keepdim=True)), value)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from latte_convert.attention import CallShape
+from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.kernels.base import Extras, Kernel, check_mask
 from latte_convert.kernels.linear import linear_attention, linear_flops
-
-if TYPE_CHECKING:
-    from latte_convert.attention import TokenLayout
 
 
 class PolaKernel(Kernel):
@@ -42,19 +38,9 @@ class PolaKernel(Kernel):
         super().__init__(heads, head_dim, **extras)
         self.power = nn.Parameter(torch.full((heads, head_dim), 3.0, dtype=torch.float32))
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        mask: Tensor | None,
-        causal: bool,
-        layout: TokenLayout | None,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         """Attend; see ``Kernel.forward``."""
-        return pola_attention(query, key, value, power=self.power, scale=scale, mask=mask, causal=causal)
+        return pola_attention(call, power=self.power)
 
     @torch.no_grad()
     def summary(self) -> dict[str, Tensor]:
@@ -72,16 +58,7 @@ class PolaKernel(Kernel):
         return f"heads={self.heads}, head_dim={self.head_dim}"
 
 
-def pola_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    power: Tensor,
-    scale: float,
-    mask: Tensor | None = None,
-    causal: bool = False,
-) -> Tensor:
+def pola_attention(call: AttentionCall, *, power: Tensor) -> Tensor:
     r"""Linear attention that keeps the signs of queries and keys (Meng et al., PolaFormer, ICLR 2025).
 
     A nonnegative feature map loses what negative channels say. PolaFormer splits ``x = x⁺ - x⁻`` into positive
@@ -98,22 +75,19 @@ def pola_attention(
     so that the output does not depend on the size of the queries.
 
     Args:
-        query: ``(B, H, Nq, d)``, any floating dtype.
-        key: ``(B, H, Nk, d)``.
-        value: ``(B, H, Nk, dv)``; of an odd ``dv`` the same-signed half has the larger share.
+        call: The call, any floating dtype, with a positive scale, which cancels where ``power`` is constant in a
+            head. Of an odd number of value channels the same-signed half has the larger share.
         power: Exponents above 1, ``(H, d)``.
-        scale: The module's own scaling of the logits, positive; it cancels where ``power`` is constant in a head.
-        mask: bool ``(B, Nk)``, True where a key may be attended to.
-        causal: Query ``i`` sees only the keys ``j <= i + Nk - Nq``.
 
     Returns:
         ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key, or none of the stream's
         sign. Features, sums and the division are float32 (float64 for float64 inputs), under autocast too.
 
     Raises:
-        UsageError: ``mask`` is not a boolean key mask.
+        UsageError: The mask is not a boolean key mask.
     """
-    check_mask(mask, key)
+    check_mask(call)
+    query, key, value, scale = call.query, call.key, call.value, call.scale
     wide = torch.promote_types(query.dtype, torch.float32)
     exponent = power.to(wide)[:, None]
     positive, negative = _polar(query, exponent, scale)
@@ -125,7 +99,7 @@ def pola_attention(
     same, opposite = torch.cat([positive, negative], dim=-1), torch.cat([negative, positive], dim=-1)
     halves = value.tensor_split(2, dim=-1)
     streams = [
-        linear_attention(stream, features, half, mask=mask, causal=causal)
+        linear_attention(stream, features, half, mask=call.mask, causal=call.causal)
         for stream, half in zip((same, opposite), halves, strict=True)
     ]
     return torch.cat(streams, dim=-1).to(query.dtype)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
-from latte_convert.attention import CallShape
+from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.latte.kernel import latte_attention
 from latte_convert.kernels.linear import linear_flops
-
-if TYPE_CHECKING:
-    from latte_convert.attention import TokenLayout
 
 
 class QtVitKernel(Kernel):
@@ -27,32 +22,17 @@ class QtVitKernel(Kernel):
     causal_form = True
     folds_sigma = True
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        mask: Tensor | None,
-        causal: bool,
-        layout: TokenLayout | None,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         """Attend; see ``Kernel.forward``."""
-        one = query.new_ones(1)
+        one = call.query.new_ones(1)
         return latte_attention(
-            query,
-            key,
-            value,
+            call,
             alpha=one - 1,
             delta_q=one,
             delta_k=one,
             beta_q=one,
             beta_k=one,
             sigma=self.sigma,
-            scale=scale,
-            mask=mask,
-            causal=causal,
             tte=False,
             jpn=False,
         )

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
-from latte_convert.attention import CallShape
+from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.linear import linear_attention, linear_flops
-
-if TYPE_CHECKING:
-    from latte_convert.attention import TokenLayout
 
 
 class ReluKernel(Kernel):
@@ -26,20 +21,11 @@ class ReluKernel(Kernel):
     causal_form = True
     EPS = 1e-15
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        mask: Tensor | None,
-        causal: bool,
-        layout: TokenLayout | None,
-    ) -> Tensor:
-        """Attend; see ``Kernel.forward``. ``scale`` is not read."""
-        out = linear_attention(query.relu(), key.relu(), value, mask=mask, causal=causal, eps=self.EPS)
-        return out.to(query.dtype)
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Attend; see ``Kernel.forward``. The scale is not read."""
+        features = (call.query.relu(), call.key.relu())
+        out = linear_attention(*features, call.value, mask=call.mask, causal=call.causal, eps=self.EPS)
+        return out.to(call.query.dtype)
 
     def attend_flops(self, shape: CallShape) -> int:
         """See ``linear_flops``."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import Unpack
 
-from latte_convert.attention import CallShape
+from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.kernels.base import Extras, Kernel
 from latte_convert.kernels.linear import CAUSAL_CHUNK, divided, no_autocast
-
-if TYPE_CHECKING:
-    from latte_convert.attention import TokenLayout
 
 # Tokens whose (d+1)(d+2)/2 features exist at a time.
 CHUNK = 2 * CAUSAL_CHUNK
@@ -49,19 +46,9 @@ class Taylor2Kernel(Kernel):
         self.options |= {"granularity": granularity}
         self.alpha = nn.Parameter(torch.zeros(heads if granularity == "head" else 1, dtype=torch.float32))
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        mask: Tensor | None,
-        causal: bool,
-        layout: TokenLayout | None,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         """Attend; see ``Kernel.forward``."""
-        return taylor2_attention(query, key, value, alpha=self.alpha, scale=scale, mask=mask, causal=causal)
+        return taylor2_attention(call, alpha=self.alpha)
 
     @torch.no_grad()
     def summary(self) -> dict[str, Tensor]:
@@ -81,16 +68,7 @@ class Taylor2Kernel(Kernel):
         return 2 * shape.heads * products
 
 
-def taylor2_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    alpha: Tensor,
-    scale: float,
-    mask: Tensor | None = None,
-    causal: bool = False,
-) -> Tensor:
+def taylor2_attention(call: AttentionCall, *, alpha: Tensor) -> Tensor:
     """Linear attention with the exact square.
 
     With ``h(x) = [sqrt(scale)·x, sqrt(1 - alpha)]``, ``<h(q), h(k)> = x + 1 - alpha``, and its square is the inner
@@ -98,27 +76,23 @@ def taylor2_attention(
     ``(d+1)(d+2)/2`` of them, are enough where those with ``a < b`` count twice.
 
     Args:
-        query: ``(B, H, Nq, d)``, any floating dtype.
-        key: ``(B, H, Nk, d)``.
-        value: ``(B, H, Nk, dv)``.
+        call: The call, any floating dtype, with a positive scale.
         alpha: Anchor of the expansion, at most 1; ``(1,)`` or ``(H,)``.
-        scale: The module's own scaling of the logits, positive.
-        mask: bool ``(B, Nk)``, True where a key may be attended to.
-        causal: Query ``i`` sees only the keys ``j <= i + Nk - Nq``.
 
     Returns:
         ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key. All arithmetic is float32
         (float64 for float64 inputs), under autocast too.
     """
+    query, mask = call.query, call.mask
     wide = torch.promote_types(query.dtype, torch.float32)
     with no_autocast(query.device.type):
         # The slope of the root is infinite at alpha = 1; a floor below float32's resolution keeps it finite.
         root = (1 - alpha.to(wide)).clamp_min(1e-12).sqrt().reshape(-1, 1, 1)
-        q, k = (_anchored(tokens.to(wide), root, scale) for tokens in (query, key))
-        v = F.pad(value.to(wide), (0, 1), value=1.0)  # the last column of every product is the divisor
+        q, k = (_anchored(tokens.to(wide), root, call.scale) for tokens in (query, call.key))
+        v = F.pad(call.value.to(wide), (0, 1), value=1.0)  # the last column of every product is the divisor
         if mask is not None:
             v = v * mask[:, None, :, None].to(wide)
-        sums = (_causal if causal else _bidirectional)(q, k, v)
+        sums = (_causal if call.causal else _bidirectional)(q, k, v)
         return divided(sums).to(query.dtype)
 
 
