@@ -64,7 +64,7 @@ class ReplayAdapter:
 
 def analyse(*calls: SiteCall, **options: Any) -> dict[str, Stripes]:
     feed = BatchFeed({"call": call} for call in calls)
-    return stripe_analysis(Replay(), ReplayAdapter(), [SITE], feed, **options)
+    return stripe_analysis(Host(Replay(), ReplayAdapter()), [SITE], feed, **options)
 
 
 def only_head(call: SiteCall) -> HeadStripes:
@@ -236,7 +236,7 @@ def test_a_few_samples_of_each_tower() -> None:
         steps.append(total)
         return lambda: steps.append("step")
 
-    stripes = stripe_analysis(Replay(), ReplayAdapter(), [SITE], feed, samples=2, progress=progress)[SITE.name]
+    stripes = stripe_analysis(Host(Replay(), ReplayAdapter()), [SITE], feed, samples=2, progress=progress)[SITE.name]
     assert stripes.samples == 4
     assert stripes.row_strength == pytest.approx((1 + 1 / 6) / 2)
     assert steps == [4, *["step"] * 4]
