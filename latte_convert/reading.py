@@ -25,27 +25,40 @@ class Unreadable(ValueError):
         self.line = line
 
 
+def check_file(path: Path, most: int | None = None) -> int:
+    """Size of a regular file, in bytes. A device or a pipe would block, or never end.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        Unreadable: It is no regular file, or is larger than ``most`` bytes.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise Unreadable(str(getattr(error, "strerror", None) or error)) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise Unreadable("it is a folder" if stat.S_ISDIR(status.st_mode) else "it is a device or a pipe")
+    if most is not None and status.st_size > most:
+        raise Unreadable(f"it has {status.st_size / 1e6:,.0f} MB, and at most {most / 1e6:,.0f} MB are read")
+    return status.st_size
+
+
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a regular file. A device or a pipe would block, or never end.
+    """The bytes of a regular file.
 
     Raises:
         FileNotFoundError: There is no such file.
         Unreadable: It is no regular file, is larger than ``most`` bytes, or cannot be read.
     """
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise Unreadable("it is a folder" if stat.S_ISDIR(status.st_mode) else "it is a device or a pipe")
-        if status.st_size > most:
-            raise Unreadable(f"it has {status.st_size / 1e6:,.0f} MB, and at most {most / 1e6:,.0f} MB are read")
         # What the kernel makes up as it is read, under /proc, has no size and may block.
-        return path.read_bytes() if status.st_size else b""
+        return path.read_bytes() if check_file(path, most) else b""
     except FileNotFoundError:
         raise
-    except Unreadable:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise Unreadable(str(getattr(error, "strerror", None) or error)) from error
+    except OSError as error:
+        raise Unreadable(str(error.strerror or error)) from error
 
 
 def parse_json(raw: bytes | str, *, lenient: bool = False) -> Any:

@@ -129,13 +129,22 @@ def decode_audio(raw: bytes, sampling_rate: int | None = None) -> npt.NDArray[np
 
 
 def decode_text(raw: bytes) -> str:
-    """Decode UTF-8, with or without a byte-order mark; see :func:`clean_text`.
+    """Decode a file of UTF-8; see :func:`clean_text`.
 
     Raises:
         BadSample: Not UTF-8, binary, or blank.
     """
+    return clean_text(decode_utf8(raw))
+
+
+def decode_utf8(raw: bytes) -> str:
+    """Decode UTF-8, with or without a byte-order mark, and change nothing else.
+
+    Raises:
+        BadSample: Not UTF-8.
+    """
     try:
-        return clean_text(raw.decode("utf-8-sig"))
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadSample(f"not UTF-8: byte 0x{raw[error.start]:02x} at position {error.start}") from error
 

@@ -10,9 +10,9 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from latte_convert.data.columns import cell_content, choose_column
 from latte_convert.data.decode import BadSample, Modality
 from latte_convert.data.sources import looks_like_path
-from latte_convert.data.tables import cell_content, choose_column
 from latte_convert.errors import DataError, nearest
 
 PREFIX = "hf:"

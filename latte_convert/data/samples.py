@@ -7,10 +7,10 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-
+from latte_convert.data.choice import seeded_order
 from latte_convert.data.decode import BadSample, Modality, Value, decode
 from latte_convert.data.hub import PREFIX, HubRows
 from latte_convert.data.sources import Source, missing_path, open_local
@@ -27,7 +27,7 @@ class Sample:
     """One decoded sample.
 
     Attributes:
-        id: Path relative to the folder, ``file.jsonl:LINE``, ``file.csv:ROW``, member of the archive, or
+        id: Path relative to the folder, ``file.csv:LINE``, member of the archive, or
             ``split:ROW`` of a Hub dataset.
         sha256: Hex digest of the bytes of the file, or of the text in UTF-8.
         value: Upright RGB image; text; or float32 mono waveform of shape ``(frames,)``.
@@ -181,7 +181,7 @@ def open_samples(
     name = str(source)
     entries: dict[str, _Entry] = {}
     skipped: list[Skipped] = []
-    for index in _order(reader, seed):
+    for index in seeded_order(len(reader), partial(_identity, reader), seed):
         if len(entries) == samples:
             break
         identity = _identity(reader, index)
@@ -220,16 +220,6 @@ def _open(source: str | Path, modality: Modality, samples: int) -> Source:
     if isinstance(source, str) and source.startswith(PREFIX):
         return HubRows(source, modality, samples)
     raise missing_path(path)
-
-
-def _order(reader: Source, seed: int) -> Iterator[int]:
-    """Indices in the order of 64 bits of a hash of seed and id; the sources' own fixed order breaks ties."""
-
-    def key(index: int) -> int:
-        return int.from_bytes(hashlib.sha256(f"{seed}\0{_identity(reader, index)}".encode()).digest()[:8], "big")
-
-    keys = np.fromiter(map(key, range(len(reader))), dtype=np.uint64, count=len(reader))
-    return map(int, np.argsort(keys, kind="stable"))
 
 
 def _identity(reader: Source, index: int) -> str:

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import logging
 import os
 import stat
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
+from latte_convert.data.columns import COLUMNS, cell_content, choose_column, find_column, read_file
 from latte_convert.data.decode import PLURAL, SUFFIXES, BadSample, Modality
-from latte_convert.data.tables import (
-    CsvRows,
-    JsonLines,
-    Lines,
-    cell_content,
-    choose_column,
-    read_file,
-)
+from latte_convert.data.tables import SUFFIXES as SUFFIXES_OF_TABLES
+from latte_convert.data.tables import Lines, Table, open_table
 from latte_convert.errors import DataError, nearest
+from latte_convert.reading import Unreadable, check_file
 
 logger = logging.getLogger("latte_convert")
 
-TABLE_SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet", ".tar")
-_BATCH_BYTES = 8 << 20
+TABLE_SUFFIXES = (".txt", *SUFFIXES_OF_TABLES, ".tar")
+_WORDS_OF_A_SENTENCE = 4
 
 
 class Source(Protocol):
@@ -50,18 +45,19 @@ def open_local(path: Path, modality: Modality) -> Source:
     """
     try:
         return Folder(path, modality) if path.is_dir() else _open_file(path, modality)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    except (OSError, Unreadable) as error:
+        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _open_file(path: Path, modality: Modality) -> Source:
     suffix = path.suffix.lower()
+    check_file(path)
     if suffix == ".txt" and modality != "text":
         raise DataError(f"{path} is a text file; this model takes {PLURAL[modality]}: give a folder of them")
-    if suffix in (".txt", ".jsonl", ".csv"):
-        return {".txt": Lines, ".jsonl": JsonLines, ".csv": CsvRows}[suffix](path, modality)
-    if suffix == ".parquet":
-        return ParquetRows(path, modality)
+    if suffix == ".txt":
+        return TableRows(Lines(path), modality)
+    if suffix in SUFFIXES_OF_TABLES:
+        return TableRows(open_table(path, headless=partial(_headless, modality=modality)), modality)
     if suffix == ".tar":
         return TarMembers(path, modality)
     if suffix in SUFFIXES[modality]:
@@ -208,51 +204,40 @@ class TarMembers:
         return content
 
 
-class ParquetRows:
-    """One column of a parquet file. A row is found by scanning its row group in batches of 8 MB."""
+class TableRows:
+    """One column of a table: texts, or the names of files relative to its folder."""
 
-    def __init__(self, path: Path, modality: Modality) -> None:
-        import pyarrow as pa  # type: ignore[import-untyped]
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
-        try:
-            with pq.ParquetFile(path) as file:
-                names = file.schema_arrow.names
-                groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-        except pa.ArrowException as error:
-            raise DataError(f"{path} is not a readable parquet file: {error}") from error
-        self.path, self.modality = path, modality
-        self._column = choose_column(names, modality, path.name)
-        self._ends = list(itertools.accumulate(groups))
-        if not len(self):
-            raise DataError(f"{path} has no rows; give a file with one sample a row")
+    def __init__(self, table: Table, modality: Modality) -> None:
+        self._table, self._modality = table, modality
+        self._column = choose_column(table.names(COLUMNS[modality]), modality, table.path.name)
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return len(self._table)
 
     def id(self, index: int) -> str:
-        """File name and row, counted from 0."""
-        return f"{self.path.name}:{index}"
+        """File name and number of the row."""
+        return f"{self._table.path.name}:{self._table.number(index)}"
 
     def read(self, index: int) -> bytes | str:
-        """Content of one row, or of the file it names, relative to the folder of the table."""
-        return cell_content(self._cell(index), self.modality, lambda name: read_file(self.path.parent / name))
+        """Content of one row, or of the file it names."""
+        folder = self._table.path.parent
+        return cell_content(
+            self._table.cell(index, self._column), self._modality, lambda name: read_file(folder / name)
+        )
 
-    def _cell(self, index: int) -> object:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        group = bisect.bisect_right(self._ends, index)
-        skip = index - (self._ends[group - 1] if group else 0)
-        try:
-            # Without pre_buffer, which would hold the whole row group in memory.
-            with pq.ParquetFile(self.path, pre_buffer=False) as file:
-                size = file.metadata.row_group(group)
-                rows = max(1, _BATCH_BYTES * size.num_rows // max(1, size.total_byte_size))
-                for batch in file.iter_batches(rows, row_groups=[group], columns=[self._column]):
-                    if skip < batch.num_rows:
-                        return batch.column(0)[skip].as_py()
-                    skip -= batch.num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise BadSample(f"cannot read row {index}: {error}") from error
-        raise BadSample(f"row {index} is no longer there")
+def _headless(first: list[str], modality: Modality) -> list[str] | None:
+    """A first row without a known name is data if it holds a number, or a cell of four words or more."""
+    if find_column(first, COLUMNS[modality]) is not None or not any(map(_is_data, first)):
+        return None
+    return [COLUMNS[modality][0]]
+
+
+def _is_data(field: str) -> bool:
+    if len(field.split()) >= _WORDS_OF_A_SENTENCE:
+        return True
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True

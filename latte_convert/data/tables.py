@@ -1,227 +1,258 @@
-"""Samples in the lines of one ``.txt``, ``.jsonl`` or ``.csv`` file, read one line at a time.
+"""Rows of a file: each is found once and read on demand, so that a bad one is skipped or named without the rest.
 
-The loaders of ``datasets`` fail a whole file for one bad line and cannot say which; here every record has its
-own place in the file, so that a bad one is skipped by name and any one can be read again without the rest.
+The loaders of ``datasets`` fail a whole file for one bad line and cannot say which. Memory: 24 bytes a row.
 """
 
 from __future__ import annotations
 
+import bisect
 import csv
 import io
-import json
+import itertools
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
-from latte_convert.data.decode import PLURAL, BadSample, Modality, clean_text, decode_text
+from latte_convert.data.columns import find_column
+from latte_convert.data.decode import BadSample, decode_utf8
 from latte_convert.errors import DataError
+from latte_convert.reading import Unreadable, check_file, parse_json
 
-_COLUMNS: dict[Modality, str] = {
-    "text": "text sentence s1 sentence1 caption transcript transcription content prompt",
-    "image": "image img file_name path jpg jpeg png webp",
-    "audio": "audio file_name path wav flac mp3 ogg",
-}
-COLUMNS = {modality: tuple(names.split()) for modality, names in _COLUMNS.items()}
-_WORDS_OF_A_SENTENCE = 4
+Row = dict[str, Any]
+Headless = Callable[[list[str]], Sequence[str] | None]
+"""Names of the columns of a file whose first record is a row already; None where that record is the header."""
 
-
-def find_column(names: Iterable[str], modality: Modality) -> str | None:
-    """The first column of ``COLUMNS[modality]`` that is there, whatever its case, as it is spelt there."""
-    spelt = {name.strip().lower(): name for name in reversed(list(names))}
-    return next((spelt[name] for name in COLUMNS[modality] if name in spelt), None)
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+_DELIMITED = (".csv", ".tsv", ".txt", ".token")
+_MOST_BYTES = 16 << 20
+_BATCH_BYTES = 8 << 20
 
 
-def choose_column(names: Iterable[str], modality: Modality, where: str) -> str:
-    """The column to read.
-
-    Raises:
-        DataError: None of the names is one this modality is known by; it lists those found.
-    """
-    names = list(names)
-    column = find_column(names, modality)
-    if column is None:
-        found = ", ".join(repr(name) for name in names[:10]) or "no names"
-        raise DataError(
-            f"{where}: no column or key to read {PLURAL[modality]} from; it has {found}. "
-            f"Rename one to '{COLUMNS[modality][0]}' (also known: {', '.join(COLUMNS[modality][1:])})"
-        )
-    return column
-
-
-def cell_content(cell: object, modality: Modality, read_path: Callable[[str], bytes]) -> bytes | str:
-    """What a cell stands for: text itself, or the bytes of a file held in it or named by it.
+class Table(ABC):
+    """The rows of one file.
 
     Args:
-        cell: A string, bytes, or the ``{"bytes", "path"}`` of an undecoded ``datasets`` image or audio.
-        modality: What the cell should hold.
-        read_path: Reads the file that a cell names.
+        path: The file.
 
     Raises:
-        BadSample: The cell is empty or of another type.
+        DataError: It cannot be read, or has no rows.
     """
-    if modality == "text":
-        if not isinstance(cell, str):
-            raise BadSample("no text in it" if cell is None else f"{type(cell).__name__} where text should be")
-        return clean_text(cell)
-    if isinstance(cell, Mapping):
-        cell = cell.get("path") if cell.get("bytes") is None else cell["bytes"]
-    if isinstance(cell, bytes):
-        return cell
-    if not isinstance(cell, str) or not cell.strip():
-        raise BadSample(f"{cell!r} names no file")
-    return read_path(cell.strip())
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def number(self, index: int) -> int:
+        """What a message calls a row: its first line, from 1; in a parquet file its place, from 0."""
+
+    @abstractmethod
+    def names(self, known: Collection[str]) -> Sequence[str]:
+        """Names of the columns; where each row names its own, those of the first row that has one of ``known``."""
+
+    @abstractmethod
+    def cell(self, index: int, column: str) -> Any:
+        """One cell.
+
+        Raises:
+            BadSample: The row cannot be read, or has no such column.
+        """
+
+    @abstractmethod
+    def _rows(self) -> Iterator[Row]: ...
+
+    def rows(self) -> Iterator[tuple[str, Row]]:
+        """``FILE:NUMBER`` and contents of every row.
+
+        Raises:
+            DataError: A row cannot be read; names it.
+        """
+        found, where = self._rows(), f"{self.path}"
+        try:
+            for index in range(len(self)):
+                where = f"{self.path}:{self.number(index)}"
+                yield where, next(found)
+        except BadSample as error:
+            raise DataError(f"{where}: {error}.") from error
 
 
-def read_file(path: Path) -> bytes:
-    """The bytes of a file.
+def open_table(path: Path, *, headless: Headless | None = None, marks: str = "") -> Table:
+    """The table in a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` file, or in a text whose lines are delimited.
+
+    Args:
+        path: The file.
+        headless: Says whether the first record of a delimited file is its header; None where it always is.
+        marks: Delimiters other than the comma of such a file, the likelier first; the first line says which it is.
 
     Raises:
-        BadSample: It cannot be read.
+        DataError: The file is of another kind, cannot be read, or has no rows.
     """
+    suffix = path.suffix.lower()
     try:
-        return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in a file name that a table gives
-        cause = getattr(error, "strerror", None) or error
-        raise BadSample(f"cannot read {path.name}: {cause}") from error
+        check_file(path)
+        if suffix == ".jsonl":
+            return JsonLines(path)
+        if suffix == ".parquet":
+            return ParquetTable(path)
+        if suffix in _DELIMITED:
+            with path.open("rb") as file:
+                first = file.readline(_MOST_BYTES).decode("utf-8", "replace")
+            marks = "\t" if suffix == ".tsv" else marks
+            return Delimited(path, next((mark for mark in marks if mark in first), ","), headless)
+    except (OSError, Unreadable) as error:
+        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    raise DataError(f"{path}: rows are read from {', '.join(SUFFIXES)} files, not from '{suffix}'.")
 
 
-class Lines:
-    """Text, one sample a line; blank lines separate. Base of the other line formats.
+class Lines(Table):
+    """Text, one row a line, in a column ``text``; blank lines separate. Base of the other line formats."""
 
-    Memory: 24 bytes a record. A file that names other files gives paths relative to its own folder.
-    """
-
-    def __init__(self, path: Path, modality: Modality) -> None:
-        self.path, self.modality = path, modality
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self._numbers, self._starts, self._ends = array("q"), array("q"), array("q")
-        for number, start, end in self._index():
-            self._numbers.append(number)
-            self._starts.append(start)
-            self._ends.append(end)
+        with path.open("rb") as file:
+            for number, start, end in self._index(file):
+                self._numbers.append(number)
+                self._starts.append(start)
+                self._ends.append(end)
         if not self._numbers:
             raise DataError(f"{path.name} is empty; give a file with one sample a line")
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def id(self, index: int) -> str:
-        """File name and number of the record, counted from 1: the line, or the row of a CSV."""
-        return f"{self.path.name}:{self._numbers[index]}"
+    def number(self, index: int) -> int:
+        """The first line of a row, from 1."""
+        return self._numbers[index]
 
-    def read(self, index: int) -> bytes | str:
-        """Content of one record.
+    def names(self, known: Collection[str]) -> Sequence[str]:
+        """The one column."""
+        return ["text"]
 
-        Raises:
-            BadSample: The record, or the file it names, cannot be read.
-        """
-        return cell_content(self._cell(self._record(index)), self.modality, self._read_named)
+    def cell(self, index: int, column: str) -> Any:
+        """One cell; see ``Table``."""
+        row = self._row(self._record(index))
+        if column not in row:
+            raise BadSample(f"no key '{column}'; it has {', '.join(map(repr, row)) or 'none'}")
+        return row[column]
 
-    def _read_named(self, name: str) -> bytes:
-        return read_file(self.path.parent / name)
+    def _rows(self) -> Iterator[Row]:
+        return (self._row(self._record(index)) for index in range(len(self)))
 
     def _record(self, index: int) -> str:
+        start, end = self._starts[index], self._ends[index]
+        if end - start > _MOST_BYTES:
+            raise BadSample(f"{(end - start) / 1e6:.0f} MB in one row, at most {_MOST_BYTES / 1e6:.0f} MB are read")
         try:
             with self.path.open("rb") as file:
-                file.seek(self._starts[index])
-                raw = file.read(self._ends[index] - self._starts[index])
+                file.seek(start)
+                raw = file.read(end - start)
         except OSError as error:
             raise BadSample(f"cannot read {self.path.name}: {error.strerror}") from error
-        return decode_text(raw)
+        return decode_utf8(raw).rstrip("\r\n")
 
-    def _index(self) -> Iterator[tuple[int, int, int]]:
-        """Number, first byte and end of every record that is not blank."""
+    def _index(self, file: BinaryIO) -> Iterator[tuple[int, int, int]]:
+        """Number, first byte and end of every row that is not blank."""
         start = 0
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.removeprefix(b"\xef\xbb\xbf").strip():
-                    yield number, start, start + len(line)
-                start += len(line)
+        for number, (line, length) in enumerate(_lines(file), start=1):
+            if line.removeprefix(b"\xef\xbb\xbf").strip():
+                yield number, start, start + length
+            start += length
 
-    def _cell(self, record: str) -> object:
-        return record
+    def _row(self, record: str) -> Row:
+        return {"text": record}
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Every line and its length; of a line that is longer than a row may be, the beginning."""
+    while line := file.readline(_MOST_BYTES + 1):
+        length, rest = len(line), line
+        while not rest.endswith(b"\n") and (rest := file.readline(_MOST_BYTES)):
+            length += len(rest)
+        yield line, length
 
 
 class JsonLines(Lines):
-    """One JSON object a line. The first line that has a known key decides which key is read."""
+    """One JSON object a line."""
 
-    def __init__(self, path: Path, modality: Modality) -> None:
-        super().__init__(path, modality)
-        self._key = self._find_key()
+    def names(self, known: Collection[str]) -> Sequence[str]:
+        """The keys of the first object that has one of ``known``, else those of all.
 
-    def _find_key(self) -> str:
+        Raises:
+            DataError: No line holds an object with keys.
+        """
         seen: dict[str, None] = {}
         reason = ""
         for index in range(len(self)):
             try:
-                item = self._object(self._record(index))
+                row = self._row(self._record(index))
             except BadSample as error:
-                reason = reason or f"{self.id(index)}: {error}"
+                reason = reason or f"{self.path.name}:{self.number(index)}: {error}"
                 continue
-            key = find_column(item, self.modality)
-            if key is not None:
-                return key
-            seen.update(dict.fromkeys(item))
+            if find_column(row, tuple(known)) is not None:
+                return list(row)
+            seen.update(dict.fromkeys(row))
         if not seen:
             raise DataError(f"{self.path.name}: no line holds a JSON object with keys ({reason or '{}'})")
-        return choose_column(seen, self.modality, self.path.name)
+        return list(seen)
 
-    @staticmethod
-    def _object(record: str) -> dict[str, object]:
+    def _row(self, record: str) -> Row:
         try:
-            item = json.loads(record)
-        except (ValueError, RecursionError) as error:
-            raise BadSample(f"not valid JSON: {error}") from error
-        if not isinstance(item, dict):
-            raise BadSample(f"JSON {type(item).__name__} where an object should be")
-        return item
-
-    def _cell(self, record: str) -> object:
-        item = self._object(record)
-        if self._key not in item:
-            raise BadSample(f"no key '{self._key}'; it has {', '.join(map(repr, item)) or 'none'}")
-        return item[self._key]
+            row = parse_json(record)
+        except Unreadable as error:
+            raise BadSample(str(error)) from error
+        if not isinstance(row, dict):
+            raise BadSample(f"JSON {type(row).__name__} where an object should be")
+        return row
 
 
-class CsvRows(Lines):
-    """Comma-separated rows, numbered as a spreadsheet does.
+class Delimited(Lines):
+    """Rows of delimited fields, by commas with quotes as in CSV, or by another mark without; see ``open_table``."""
 
-    The first row is a header if one of its names is known. Otherwise, if it holds a number or a cell of four
-    words or more, it is data: the file has no header and its first column is read. Anything else is an
-    error that lists the names found.
-    """
-
-    def __init__(self, path: Path, modality: Modality) -> None:
-        super().__init__(path, modality)
-        self._column = 0
+    def __init__(self, path: Path, delimiter: str = ",", headless: Headless | None = None) -> None:
+        self._format: dict[str, Any] = {"delimiter": delimiter, "quoting": csv.QUOTE_NONE}
+        if delimiter == ",":
+            self._format["quoting"] = csv.QUOTE_MINIMAL
+        super().__init__(path)
         try:
             first = self._fields(self._record(0))
         except BadSample as error:
-            raise DataError(f"{self.id(0)}: {error}; the first row must be readable") from error
-        if find_column(first, modality) is None and any(map(_is_data, first)):
-            return
-        self._column = first.index(choose_column(first, modality, path.name))
-        for places in (self._numbers, self._starts, self._ends):
-            del places[0]
-        if not self._numbers:
-            raise DataError(f"{path.name} has a header and no rows; give a file with one sample a row")
+            raise DataError(f"{path.name}:{self.number(0)}: {error}; the first row must be readable") from error
+        named = headless(first) if headless is not None else None
+        self._names = [name.strip() for name in (first if named is None else named)]
+        if twice := next((name for name in self._names if name and self._names.count(name) > 1), None):
+            raise DataError(f"{path.name}:{self.number(0)}: two columns are called '{twice}'; rename one")
+        # What is behind the columns that a file without a header is known to have does not matter.
+        self._exact = named is None
+        if named is None:
+            for places in (self._numbers, self._starts, self._ends):
+                del places[0]
+            if not self._numbers:
+                raise DataError(f"{path.name} has a header and no rows; give a file with one sample a row")
 
-    def _index(self) -> Iterator[tuple[int, int, int]]:
-        end = 0
+    def names(self, known: Collection[str]) -> Sequence[str]:
+        """The header, or what stands in for it."""
+        return self._names
+
+    def _index(self, file: BinaryIO) -> Iterator[tuple[int, int, int]]:
+        end = line = 0
 
         def lines() -> Iterator[str]:
-            nonlocal end
-            with self.path.open("rb") as file:
-                for line in file:
-                    end += len(line)
-                    # Bad bytes pass here, so that just their row is skipped when it is read.
-                    yield line.decode("utf-8", "replace").removeprefix("\ufeff")
+            nonlocal end, line
+            for raw, length in _lines(file):
+                end, line = end + length, line + 1
+                # Bad bytes pass here, so that just their row is skipped when it is read.
+                yield raw.decode("utf-8", "replace").removeprefix("\ufeff")
 
-        rows = csv.reader(lines())
-        number = 0
+        records = csv.reader(lines(), **self._format)
         while True:
-            number, start = number + 1, end
+            number, start = line + 1, end
             try:
-                fields = next(rows)
+                fields = next(records)
             except StopIteration:
                 return
             except csv.Error:  # reported when the row is read; the reader goes on with the next line
@@ -230,26 +261,89 @@ class CsvRows(Lines):
             if any(field.strip() for field in fields):
                 yield number, start, end
 
-    @staticmethod
-    def _fields(record: str) -> list[str]:
+    def _fields(self, record: str) -> list[str]:
         try:
             # Strict, so that a quote that is never closed is an error and not one endless field.
-            return next(csv.reader(io.StringIO(record, newline=""), strict=True))
+            return next(csv.reader(io.StringIO(record, newline=""), strict=True, **self._format))
         except csv.Error as error:
             raise BadSample(f"not a valid CSV row: {error}") from error
 
-    def _cell(self, record: str) -> object:
+    def _row(self, record: str) -> Row:
         fields = self._fields(record)
-        if self._column >= len(fields):
-            raise BadSample(f"only {len(fields)} columns, number {self._column + 1} is wanted")
-        return fields[self._column]
+        # A comma in a text without quotes would move the fields behind it.
+        beyond = self._exact and any(field.strip() for field in fields[len(self._names) :])
+        if len(fields) < len(self._names) or beyond:
+            expected = f"the header names {len(self._names)}" if self._exact else f"{len(self._names)} are expected"
+            raise BadSample(f"{len(fields)} columns where {expected}")
+        return dict(zip(self._names, fields, strict=False))
 
 
-def _is_data(cell: str) -> bool:
-    if len(cell.split()) >= _WORDS_OF_A_SENTENCE:
-        return True
+class ParquetTable(Table):
+    """The rows of a parquet file. One cell is found by scanning its column in batches of 8 MB."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+        super().__init__(path)
+        try:
+            with pq.ParquetFile(path) as file:
+                self._names: list[str] = file.schema_arrow.names
+                groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        except pa.ArrowException as error:
+            raise DataError(f"{path} is not a readable parquet file: {error}") from error
+        self._ends = list(itertools.accumulate(groups))
+        if not len(self):
+            raise DataError(f"{path} has no rows; give a file with one sample a row")
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def number(self, index: int) -> int:
+        """The place of a row, from 0."""
+        return index
+
+    def names(self, known: Collection[str]) -> Sequence[str]:
+        """The columns of the schema."""
+        return self._names
+
+    def cell(self, index: int, column: str) -> Any:
+        """One cell; see ``Table``."""
+        group = bisect.bisect_right(self._ends, index)
+        skip = index - (self._ends[group - 1] if group else 0)
+        for batch in self._batches([group], [column]):
+            if skip < batch.num_rows:
+                return _value(batch.column(0)[skip])
+            skip -= batch.num_rows
+        raise BadSample(f"row {index} is no longer there")
+
+    def _rows(self) -> Iterator[Row]:
+        for batch in self._batches(None, None):
+            for index in range(batch.num_rows):
+                yield {name: _value(batch.column(i)[index]) for i, name in enumerate(self._names)}
+
+    def _batches(self, groups: list[int] | None, columns: list[str] | None) -> Iterator[Any]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            # Without pre_buffer, which would hold the whole row group in memory.
+            with pq.ParquetFile(self.path, pre_buffer=False) as file:
+                sizes = [file.metadata.row_group(group) for group in groups or range(file.num_row_groups)]
+                bytes_a_row = max(size.total_byte_size // max(1, size.num_rows) for size in sizes)
+                rows = max(1, _BATCH_BYTES // max(1, bytes_a_row))
+                yield from file.iter_batches(rows, row_groups=groups, columns=columns)
+        except (pa.ArrowException, OSError) as error:
+            raise BadSample(f"cannot read {self.path.name}: {error}") from error
+
+
+def _value(scalar: Any) -> Any:
+    """The Python value of an Arrow cell.
+
+    Raises:
+        BadSample: It is a string that is not UTF-8.
+    """
     try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+        return scalar.as_py()
+    except ValueError as error:
+        raise BadSample(f"not a valid cell: {error}") from error

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from latte_convert.data.examples import unknown_class
 from latte_convert.errors import DataError
-from latte_convert.evaluation import labels
 
 if TYPE_CHECKING:
     from latte_convert.checkpoints.base import Checkpoint
@@ -47,7 +47,7 @@ class ClassNames:
         if found is None and plain.isdecimal() and int(plain) < len(self.names):
             return int(plain)
         if found is None:
-            raise DataError(f"{where}: {labels.unknown_class(str(label), self.names)}")
+            raise DataError(f"{where}: {unknown_class(str(label), self.names)}")
         if len(found) > 1:
             several = "; ".join(f"{i}: {self.names[i]}" for i in sorted(found))
             raise DataError(f"{where}: '{label}' can be several classes ({several}): use the index.")

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from latte_convert.data.decode import BadSample
+from latte_convert.data.examples import Example
 from latte_convert.data.feed import Inputs, place
 from latte_convert.errors import CheckpointError, DataError, GateError, InputError
 from latte_convert.evaluation.result import SkippedReport
-from latte_convert.evaluation.tasks.base import Example, Task
+from latte_convert.evaluation.tasks.base import Task
 from latte_convert.progress import Progress
 from latte_convert.wording import some
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from latte_convert.data.examples import Example, text_loader
 from latte_convert.data.feed import Inputs, run
-from latte_convert.evaluation import labels
-from latte_convert.evaluation.tasks.base import Example, Task
+from latte_convert.evaluation.tasks.base import Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,7 +50,7 @@ def text_examples(texts: dict[str, str]) -> list[Example]:
         texts: Where each text stands.
     """
     ordered = sorted(texts.items(), key=lambda item: len(item[0].split()))
-    return [Example(where, "text", labels.text_loader(text), text) for text, where in ordered]
+    return [Example(where, "text", text_loader(text), text) for text, where in ordered]
 
 
 def embeddings(examples: Sequence[Example], predictions: Sequence[Any], modality: str) -> dict[Any, Any]:

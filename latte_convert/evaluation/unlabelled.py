@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from latte_convert.data.decode import Value
+from latte_convert.data.examples import Example
 from latte_convert.data.samples import Modality, SampleSet, open_samples
 from latte_convert.errors import DataError, UsageError
-from latte_convert.evaluation.tasks.base import Example, Setting
+from latte_convert.evaluation.tasks.base import Setting
 
 SAMPLES = 128
 """How many are read where no number is given."""

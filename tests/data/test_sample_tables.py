@@ -93,7 +93,8 @@ def test_wrong_key_on_all_lines_names_those_found(tmp_path: Path) -> None:
     [("id,Text", 1), ("caption,sentence", 1), (" transcript ,label", 0), ("s1,s2,score", 0)],
 )
 def test_csv_column_choice(tmp_path: Path, header: str, column: int) -> None:
-    path = put(tmp_path / "d.csv", f"{header}\nx0,y0,3\nx1,y1,4\n".encode())
+    rows = [f"x{n},y{n},3"[: 5 if header.count(",") == 1 else 7] for n in range(2)]
+    path = put(tmp_path / "d.csv", "\n".join([header, *rows]).encode())
     assert texts(everything(path, "text")) == {f"d.csv:{n + 2}": f"{'xy'[column]}{n}" for n in range(2)}
 
 
@@ -121,14 +122,14 @@ def test_csv_rows_with_quotes_line_ends_and_dirt(tmp_path: Path) -> None:
     assert texts(found) == {
         "d.csv:2": 'comma, and "quotes"',
         "d.csv:3": "two\nlines",
-        "d.csv:8": '5" disk',
-        "d.csv:9": "line\u2028separator",
+        "d.csv:9": '5" disk',
+        "d.csv:10": "line\u2028separator",
     }
     why = reasons(found)
-    assert why["d.csv:5"] == "only 1 columns, number 2 is wanted"
-    assert "not UTF-8: byte 0xff" in why["d.csv:6"]
-    assert why["d.csv:7"] == "no text in it"
-    assert "not a valid CSV row" in why["d.csv:10"]
+    assert why["d.csv:6"] == "1 columns where the header names 2"
+    assert "not UTF-8: byte 0xff" in why["d.csv:7"]
+    assert why["d.csv:8"] == "no text in it"
+    assert "not a valid CSV row" in why["d.csv:11"]
 
 
 def test_csv_goes_on_after_an_endless_field(tmp_path: Path) -> None:

@@ -11,11 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from latte_convert.checkpoints.quiet import quiet_transformers
+from latte_convert.data.choice import choose
+from latte_convert.data.columns import cell, text_cell
 from latte_convert.data.decode import SUFFIXES, BadSample, Value
+from latte_convert.data.examples import Example, file_loader, named_file
 from latte_convert.data.feed import Inputs
+from latte_convert.data.tables import open_table
 from latte_convert.errors import CheckpointError, DataError, first_line
-from latte_convert.evaluation import labels
-from latte_convert.evaluation.tasks.base import Example, Metric, Task, require_two
+from latte_convert.evaluation.extra import need
+from latte_convert.evaluation.tasks.base import Metric, Task, require_two
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,7 +60,7 @@ class AsrTask(Task):
         self._generation = _generation_config(self.setting.source)
         self._normalise = _normaliser(self._tokenizer, getattr(self._generation, "language", None))
         place = self.setting.place
-        rows = labels.choose(list(_utterances(place)), self.setting.samples, self.setting.seed, lambda row: row[0])
+        rows = choose(list(_utterances(place)), self.setting.samples, self.setting.seed, lambda row: row[0])
         require_two(len(rows), str(place))
         for where, _, text in rows:
             if not any(map(str.isalnum, self._normalise(text))):
@@ -86,7 +90,7 @@ class AsrTask(Task):
 
     def records(self, examples: Sequence[Example], predictions: Sequence[Any]) -> Any:
         """Word errors (substituted, deleted, inserted) and words of every utterance, ``(N, 2)``."""
-        jiwer = labels.need("jiwer")
+        jiwer = need("jiwer")
         counts = []
         for example, heard in zip(examples, predictions, strict=True):
             out = jiwer.process_words(self._normalise(example.target), self._normalise(heard))
@@ -106,7 +110,7 @@ def _audible(where: str, path: Path, rate: int | None) -> npt.NDArray[np.float32
         DataError: It is silent.
         BadSample: It is damaged.
     """
-    wave: Any = labels.file_loader(path, "audio", rate)()
+    wave: Any = file_loader(path, "audio", rate)()
     if np.abs(wave).max() < SILENCE:
         raise DataError(f"{where}: {path.name} is silent, though it has a transcript; mend or remove it.")
     sound: npt.NDArray[np.float32] = wave
@@ -159,9 +163,9 @@ def _utterances(place: Path) -> Iterator[tuple[str, Path, str]]:
     tables = [place] if place.is_file() else [place / name for name in _TABLES if (place / name).is_file()]
     if not tables:
         raise DataError(f"{place} has no transcripts: add {_TABLES[0]} with the columns file_name and text.")
-    for where, row in labels.rows(tables[0]):
-        name, text = labels.cell(row, _NAME, where), labels.text_cell(row, _TEXT, where)
-        yield where, labels.named_file(tables[0].parent, name, "audio", where), text
+    for where, row in open_table(tables[0]).rows():
+        name, text = cell(row, _NAME, where), text_cell(row, _TEXT, where)
+        yield where, named_file(tables[0].parent, name, "audio", where), text
 
 
 def _librispeech(path: Path) -> Iterator[tuple[str, Path, str]]:

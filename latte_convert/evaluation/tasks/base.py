@@ -7,12 +7,13 @@ calls ``predict`` for the original and for the hybrid on the same batch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from latte_convert.data.decode import Value
+from latte_convert.data.examples import Example
 from latte_convert.data.feed import Inputs
 from latte_convert.data.samples import Modality, Sample
 from latte_convert.errors import DataError, UsageError
@@ -35,23 +36,6 @@ class Metric:
 
     name: str
     lower_is_better: bool = False
-
-
-@dataclass(frozen=True)
-class Example:
-    """One input of the model, and what is known about it.
-
-    Attributes:
-        id: Path relative to the data, or ``file.csv:LINE``: what a message calls it.
-        modality: What ``load`` gives.
-        load: Decodes it, each time anew; raises BadSample where it is damaged, and the example is skipped.
-        target: What the task knows about it: a class index, a score, the transcript, ids of its captions.
-    """
-
-    id: str
-    modality: Modality
-    load: Callable[[], Value]
-    target: Any = None
 
 
 @dataclass

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from latte_convert.data.choice import choose
+from latte_convert.data.columns import cell, text_cell
+from latte_convert.data.examples import Example, class_folder, text_loader
 from latte_convert.data.feed import Inputs, run
-from latte_convert.evaluation import labels
+from latte_convert.data.label_files import split_folder
+from latte_convert.data.tables import open_table
 from latte_convert.evaluation.class_names import ClassNames, class_names
-from latte_convert.evaluation.layout import split_folder
 from latte_convert.evaluation.ranks import accuracies, rank_of
-from latte_convert.evaluation.tasks.base import Example, Metric, Task
+from latte_convert.evaluation.tasks.base import Metric, Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,20 +55,20 @@ class ClassificationTask(Task):
         """One example an image or text; the target is the index of its class in the head."""
         self._classes = ClassNames(class_names(self.setting.source))
         examples = self._images() if self.setting.source.modalities == ("image",) else self._texts()
-        return labels.choose(examples, self.setting.samples, self.setting.seed, lambda example: example.id)
+        return choose(examples, self.setting.samples, self.setting.seed, lambda example: example.id)
 
     def _images(self) -> list[Example]:
-        root = split_folder(self.setting)
-        examples, folders = labels.class_folder(root)
+        root = split_folder(self.setting.place)
+        examples, folders = class_folder(root)
         indices = [self._classes.index(folder, str(root / folder)) for folder in folders]
         return [replace(example, target=indices[example.target]) for example in examples]
 
     def _texts(self) -> list[Example]:
         found = []
-        for where, row in labels.rows(self.setting.place):
-            text, label = labels.text_cell(row, _TEXT, where), labels.cell(row, _LABEL, where)
+        for where, row in open_table(self.setting.place).rows():
+            text, label = text_cell(row, _TEXT, where), cell(row, _LABEL, where)
             target = self._classes.index(label, where)
-            found.append((len(text.split()), Example(where, "text", labels.text_loader(text), target)))
+            found.append((len(text.split()), Example(where, "text", text_loader(text), target)))
         # By length, so that more of them share a batch without padding.
         return [example for _, example in sorted(found, key=lambda item: item[0])]
 

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from latte_convert.data.choice import choose
+from latte_convert.data.examples import Example, file_loader, named_file
 from latte_convert.data.json_file import JsonFile, field
+from latte_convert.data.label_files import image_folder, label_files
 from latte_convert.errors import DataError
-from latte_convert.evaluation import labels
-from latte_convert.evaluation.layout import image_folder, label_files
-from latte_convert.evaluation.tasks.base import Example, Metric, require_two
+from latte_convert.evaluation.tasks.base import Metric, require_two
 from latte_convert.evaluation.two_tower import TwoTowerTask, embeddings, text_examples
 
 
@@ -41,16 +42,16 @@ class CompositionalTask(TwoTowerTask):
 
     def open(self) -> list[Example]:
         """Images first, then each different caption once."""
-        files, folders = label_files(self.setting, ("*.json",))
+        files, folders = label_files(self.setting.data, ("*.json",))
         self._parts = [file.stem for file in files]
         trials = [trial for file in files for trial in _read(file)]
-        trials = labels.choose(trials, self.setting.samples, self.setting.seed, lambda trial: trial.where)
+        trials = choose(trials, self.setting.samples, self.setting.seed, lambda trial: trial.where)
         require_two(len(trials), self.setting.data[0])
         self._trials = trials
         folder = image_folder(folders, trials[0].image, trials[0].where)
         places = {trial.image: trial.where for trial in reversed(trials)}
-        paths = {name: labels.named_file(folder, name, "image", where) for name, where in reversed(places.items())}
-        images = [Example(name, "image", labels.file_loader(path, "image"), name) for name, path in paths.items()]
+        paths = {name: named_file(folder, name, "image", where) for name, where in reversed(places.items())}
+        images = [Example(name, "image", file_loader(path, "image"), name) for name, path in paths.items()]
         return images + text_examples(
             {text: trial.where for trial in reversed(trials) for text in (trial.caption, trial.negative)}
         )

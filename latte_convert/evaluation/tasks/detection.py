@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from latte_convert.data.boxes import categories_of, read_instances
+from latte_convert.data.choice import choose
 from latte_convert.data.decode import Value
+from latte_convert.data.examples import Example, file_loader, named_file
 from latte_convert.data.feed import Inputs, run
+from latte_convert.data.label_files import image_folder, label_files, one
 from latte_convert.errors import DataError
-from latte_convert.evaluation import labels
-from latte_convert.evaluation.boxes import average_precision, categories_of, match, read_instances
+from latte_convert.evaluation.average_precision import average_precision, match
 from latte_convert.evaluation.class_names import class_names
-from latte_convert.evaluation.layout import image_folder, label_files, one
-from latte_convert.evaluation.tasks.base import Example, Metric, Task, require_two
+from latte_convert.evaluation.extra import need
+from latte_convert.evaluation.tasks.base import Metric, Task, require_two
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,20 +53,20 @@ class DetectionTask(Task):
 
     def open(self) -> list[Example]:
         """One example an image; its entry is the target."""
-        files, folders = label_files(self.setting, ("instances*.json", "*.json"))
+        files, folders = label_files(self.setting.data, ("instances*.json", "*.json"))
         file = one(files)
-        labels.need("pycocotools.coco")
+        need("pycocotools.coco")
         self._instances = read_instances(file)
         self._categories = categories_of(class_names(self.setting.source), self._instances, str(file))
         where, images = self._instances.where, self._instances.images
-        chosen = labels.choose(list(images), self.setting.samples, self.setting.seed, str)
+        chosen = choose(list(images), self.setting.samples, self.setting.seed, str)
         require_two(len(chosen), str(file))
         if not any(self._instances.annotations[image] for image in chosen):
             raise DataError(f"{file}: none of the {len(chosen)} chosen images has a box: raise --samples.")
         folder = image_folder(folders, images[chosen[0]]["file_name"], where[chosen[0]])
-        paths = [labels.named_file(folder, images[i]["file_name"], "image", where[i]) for i in chosen]
+        paths = [named_file(folder, images[i]["file_name"], "image", where[i]) for i in chosen]
         return [
-            Example(images[i]["file_name"], "image", labels.file_loader(path, "image"), images[i])
+            Example(images[i]["file_name"], "image", file_loader(path, "image"), images[i])
             for i, path in zip(chosen, paths, strict=True)
         ]
 

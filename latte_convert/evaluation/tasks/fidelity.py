@@ -10,8 +10,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from latte_convert.adapters.host import Host
+from latte_convert.data.examples import Example
 from latte_convert.evaluation.features import prefix_tokens
-from latte_convert.evaluation.tasks.base import Example, Metric, Task
+from latte_convert.evaluation.tasks.base import Metric, Task
 from latte_convert.evaluation.unlabelled import examples_of, open_unlabelled
 from latte_convert.measuring.agreement import Agreement
 from latte_convert.measuring.fidelity import named_outputs, primary_output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from latte_convert.evaluation import labels
+from latte_convert.evaluation.extra import need
 from latte_convert.evaluation.tasks.probe import ProbeTask
 
 
@@ -15,7 +15,7 @@ class LinearProbeTask(ProbeTask):
 
     def classify(self, train: Any, targets: Any, test: Any) -> Any:
         """The most probable class."""
-        linear, pipeline = labels.need("sklearn.linear_model"), labels.need("sklearn.pipeline")
-        scaler = labels.need("sklearn.preprocessing").StandardScaler()
+        linear, pipeline = need("sklearn.linear_model"), need("sklearn.pipeline")
+        scaler = need("sklearn.preprocessing").StandardScaler()
         probe = pipeline.make_pipeline(scaler, linear.LogisticRegression(max_iter=5000))
         return probe.fit(train, targets).predict(test)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latte_convert.data.choice import choose
+from latte_convert.data.examples import Example, class_folder
 from latte_convert.errors import DataError, UsageError
-from latte_convert.evaluation import labels
 from latte_convert.evaluation.features import image_features, no_image_features
-from latte_convert.evaluation.tasks.base import Example, Metric, Task
+from latte_convert.evaluation.tasks.base import Metric, Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,11 +45,11 @@ class ProbeTask(Task):
     def open(self) -> list[Example]:
         """Training images first, all of them; then at most ``samples`` test images."""
         train, test = self._folders()
-        fitting, classes = labels.class_folder(train)
+        fitting, classes = class_folder(train)
         if len(classes) < 2:
             raise DataError(f"{train} has images of one class only ('{classes[0]}'); a classifier needs two.")
-        scored, _ = labels.class_folder(test, classes)
-        scored = labels.choose(scored, self.setting.samples, self.setting.seed, lambda example: example.id)
+        scored, _ = class_folder(test, classes)
+        scored = choose(scored, self.setting.samples, self.setting.seed, lambda example: example.id)
         return [_of_split(example, split) for split, part in ((TRAIN, fitting), ("test", scored)) for example in part]
 
     def _folders(self) -> tuple[Path, Path]:

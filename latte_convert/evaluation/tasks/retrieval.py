@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from latte_convert.data.captions import PATTERNS, read_captions
+from latte_convert.data.choice import choose
+from latte_convert.data.examples import Example, file_loader, named_file
+from latte_convert.data.label_files import image_folder, label_files, one
 from latte_convert.errors import DataError
-from latte_convert.evaluation import labels
-from latte_convert.evaluation.captions import PATTERNS, read_captions
-from latte_convert.evaluation.layout import image_folder, label_files, one
 from latte_convert.evaluation.ranks import ranks
-from latte_convert.evaluation.tasks.base import Example, Metric, require_two
+from latte_convert.evaluation.tasks.base import Metric, require_two
 from latte_convert.evaluation.two_tower import TwoTowerTask, embeddings, stack, text_examples
 
 _AT = (1, 5, 10)
@@ -37,16 +38,16 @@ class RetrievalTask(TwoTowerTask):
 
     def open(self) -> list[Example]:
         """Images first, then each different caption once."""
-        files, folders = label_files(self.setting, PATTERNS)
+        files, folders = label_files(self.setting.data, PATTERNS)
         found: dict[str, list[Any]] = {}
         for caption in read_captions(one(files)):
             found.setdefault(caption.image, []).append(caption)
-        names = labels.choose(list(found), self.setting.samples, self.setting.seed, str)
+        names = choose(list(found), self.setting.samples, self.setting.seed, str)
         require_two(len(names), str(files[0]))
         folder = image_folder(folders, names[0], found[names[0]][0].where)
-        paths = {name: labels.named_file(folder, name, "image", found[name][0].where) for name in names}
+        paths = {name: named_file(folder, name, "image", found[name][0].where) for name in names}
         self._captions = {name: [caption.text for caption in found[name]] for name in names}
-        images = [Example(name, "image", labels.file_loader(path, "image"), name) for name, path in paths.items()]
+        images = [Example(name, "image", file_loader(path, "image"), name) for name, path in paths.items()]
         return images + text_examples({c.text: c.where for name in reversed(names) for c in reversed(found[name])})
 
     def records(self, examples: Sequence[Example], predictions: Sequence[Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Sequence
 from inspect import signature
@@ -13,11 +12,14 @@ import numpy as np
 from torch import Tensor
 
 from latte_convert.checkpoints.weights import read_config
+from latte_convert.data.choice import choose
+from latte_convert.data.columns import cell, find_column, text_cell
+from latte_convert.data.examples import Example, text_loader
 from latte_convert.data.feed import Inputs, run
+from latte_convert.data.tables import open_table
 from latte_convert.errors import CheckpointError, DataError
-from latte_convert.evaluation import labels
-from latte_convert.evaluation.tasks.base import Example, Metric, Task, require_two
-from latte_convert.wording import some
+from latte_convert.evaluation.extra import need
+from latte_convert.evaluation.tasks.base import Metric, Task, require_two
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,7 +33,8 @@ ROUNDING = 1e-6
 """Cosines that differ by less are the same: embeddings are float32."""
 
 _POOLING = "1_Pooling/config.json"
-_BENCHMARK_COLUMNS = 7  # genre, file, year, id, score, sentence 1, sentence 2: the STS benchmark's own files
+_BENCHMARK = ("genre", "file", "year", "id", "score", "s1", "s2")
+"""Columns of the STS benchmark's own files, which have no header; sources of the sentences may follow."""
 
 
 class StsTask(Task):
@@ -57,7 +60,7 @@ class StsTask(Task):
     def open(self) -> list[Example]:
         """One example a sentence, however many pairs it is in."""
         pairs = list(_pairs(self.setting.place))
-        self._pairs = labels.choose(pairs, self.setting.samples, self.setting.seed, lambda pair: pair[0])
+        self._pairs = choose(pairs, self.setting.samples, self.setting.seed, lambda pair: pair[0])
         require_two(len(self._pairs), str(self.setting.place))
         self._pooling = _pooling(self.setting.source)
         sentences: dict[str, str] = {}
@@ -66,7 +69,7 @@ class StsTask(Task):
             sentences.setdefault(second, where)
         # By length, so that more of them share a batch without padding.
         ordered = sorted(sentences.items(), key=lambda item: len(item[0].split()))
-        return [Example(where, "text", labels.text_loader(text), text) for text, where in ordered]
+        return [Example(where, "text", text_loader(text), text) for text, where in ordered]
 
     def predict(self, model: nn.Module, inputs: Inputs, examples: Sequence[Example]) -> list[Any]:
         """Sentence embeddings of length 1, ``(D,)`` each."""
@@ -92,7 +95,7 @@ class StsTask(Task):
         cosines, scores = np.asarray(records).T
         if np.ptp(cosines) < ROUNDING or np.ptp(scores) == 0:
             return {"spearman": math.nan, "pearson": math.nan}
-        stats = labels.need("scipy.stats")
+        stats = need("scipy.stats")
         return {
             "spearman": float(stats.spearmanr(cosines, scores).statistic),
             "pearson": float(np.corrcoef(cosines, scores)[0, 1]),
@@ -120,9 +123,9 @@ def _pooling(source: Checkpoint) -> str:
 
 def _pairs(path: Path) -> Iterator[tuple[str, str, str, float]]:
     """``FILE:LINE``, the two sentences and the score of every row."""
-    for where, row in _rows(path):
-        first, second = (labels.text_cell(row, names, where) for names in (_FIRST, _SECOND))
-        value = labels.cell(row, _SCORE, where)
+    for where, row in open_table(path, headless=_headless, marks="\t").rows():
+        first, second = (text_cell(row, names, where) for names in (_FIRST, _SECOND))
+        value = cell(row, _SCORE, where)
         try:
             score = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError, OverflowError):
@@ -132,36 +135,9 @@ def _pairs(path: Path) -> Iterator[tuple[str, str, str, float]]:
         yield where, first, second, score
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows with named columns; files without a header get their names here."""
-    if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
-        yield from labels.rows(path)
-        return
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            tabs = file.readline().count("\t")
-        benchmark = tabs + 1 >= _BENCHMARK_COLUMNS
-        names: list[str] = []
-        for number, fields in labels.csv_records(path, "\t" if tabs else ",", quoted=not tabs):
-            where = f"{path}:{number}"
-            if not names:
-                names, header = _names(fields, benchmark, where)
-                if header:
-                    continue
-            if len(fields) < len(names):
-                raise DataError(f"{where}: {len(fields)} columns where {len(names)} are expected.")
-            yield where, dict(zip(names, fields, strict=False))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
-
-
-def _names(first: list[str], benchmark: bool, where: str) -> tuple[list[str], bool]:
-    """Names of the columns from the first record, and whether that is a header."""
-    lower = {field.strip().lower() for field in first}
-    if lower & set(_FIRST) and lower & set(_SECOND):
-        return [field.strip() for field in first], True
-    if benchmark:
-        return ["genre", "file", "year", "id", "score", "s1", "s2"], False
-    if len(first) == 3:
-        return ["s1", "s2", "score"], False
-    raise DataError(f"{where}: no columns s1, s2, score; it has {some(first, 10)}.")
+def _headless(first: list[str]) -> list[str] | None:
+    """Names of the columns of a file without a header; None where the first row is one."""
+    if find_column(first, _FIRST) is not None and find_column(first, _SECOND) is not None:
+        return None
+    known = {3: ["s1", "s2", "score"], len(_BENCHMARK): list(_BENCHMARK)}
+    return known.get(min(len(first), len(_BENCHMARK)))

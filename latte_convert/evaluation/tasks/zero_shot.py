@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from latte_convert.data.choice import choose
+from latte_convert.data.examples import Example, class_folder
+from latte_convert.data.label_files import split_folder
 from latte_convert.errors import DataError, nearest
-from latte_convert.evaluation import labels
-from latte_convert.evaluation.layout import split_folder
 from latte_convert.evaluation.ranks import accuracies, rank_of
-from latte_convert.evaluation.tasks.base import Example, Metric
+from latte_convert.evaluation.tasks.base import Metric
 from latte_convert.evaluation.two_tower import TwoTowerTask, embeddings, text_examples
 
 TEMPLATE = "a photo of a {}."
@@ -33,10 +34,10 @@ class ZeroShotTask(TwoTowerTask):
 
     def open(self) -> list[Example]:
         """Images first, then the prompts."""
-        images, folders = labels.class_folder(split_folder(self.setting))
+        images, folders = class_folder(split_folder(self.setting.place))
         if len(folders) < 2:
             raise DataError(f"{self.setting.data[0]} has images of one class only ('{folders[0]}'): two are needed.")
-        images = labels.choose(images, self.setting.samples, self.setting.seed, lambda example: example.id)
+        images = choose(images, self.setting.samples, self.setting.seed, lambda example: example.id)
         self._prompts: list[list[str]] = []
         owners: dict[str, str] = {}
         templates = read_templates(self.setting.templates)

@@ -11,10 +11,10 @@ import torch
 import transformers
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
+from latte_convert.data.examples import Example
 from latte_convert.errors import DataError
 from latte_convert.evaluation.evaluate import evaluate
 from latte_convert.evaluation.tasks.asr import AsrTask, _normaliser, _utterances
-from latte_convert.evaluation.tasks.base import Example
 
 
 @pytest.fixture

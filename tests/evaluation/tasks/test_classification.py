@@ -150,7 +150,7 @@ def test_texts_by_hand(roberta_artifact, reviews):
         ("good film,2", r"reviews.csv:3: '2' is none of the 2 classes"),
         ("good film,", r"reviews.csv:3: 'label' is empty"),
         (",positive", r"reviews.csv:3: 'text' is empty"),
-        ("good film", r"reviews.csv:3: 1 columns, the header names 2"),
+        ("good film", r"reviews.csv:3: 1 columns where the header names 2"),
     ],
 )
 def test_bad_rows_are_named(roberta_artifact, row, message, tmp_path):

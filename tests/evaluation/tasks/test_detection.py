@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import io
 import json
-import math
 import shutil
 
 import numpy as np
@@ -12,12 +8,13 @@ import pytest
 import torch
 import transformers
 from adapters.tiny_models import _rt_detr_config
+from data.coco import official
 from PIL import Image
 
 import latte_convert
 from latte_convert.checkpoints.resolve import resolve
+from latte_convert.data.boxes import read_instances
 from latte_convert.errors import DataError, GateError, InputError
-from latte_convert.evaluation.boxes import average_precision, categories_of, match, read_instances
 from latte_convert.evaluation.evaluate import evaluate
 from latte_convert.evaluation.tasks.base import Setting
 from latte_convert.evaluation.tasks.detection import DetectionTask
@@ -66,134 +63,6 @@ def test_average_precision_as_the_training_script_has_it(detr_artifact, tiny_mod
 
 
 # --- the measure ------------------------------------------------------------------------------------------
-
-
-def instances(folder, boxes, count=3, **more):
-    """Labels of ``(image, category, box)`` in images of 100x80 pixels."""
-    document = {
-        "images": [{"id": i, "file_name": f"{i}.png", "width": 100, "height": 80} for i in range(count)],
-        "categories": [{"id": 7, "name": "cat"}, {"id": 3, "name": "dog"}],
-        "annotations": [
-            {"id": i, "image_id": image, "category_id": category, "bbox": box, **more}
-            for i, (image, category, box) in enumerate(boxes)
-        ],
-    }
-    path = folder / "instances.json"
-    path.write_text(json.dumps(document))
-    return path
-
-
-def found(*rows):
-    """Detections of ``(category, score, x0, y0, x1, y1)``."""
-    table = np.array(rows, dtype=np.float64).reshape(-1, 6)
-    return {"categories": table[:, 0].astype(int), "scores": table[:, 1], "boxes": table[:, 2:]}
-
-
-def test_average_precision_by_hand(tmp_path):
-    labels = read_instances(
-        instances(tmp_path, [(0, 7, [10, 10, 20, 20]), (1, 7, [0, 0, 40, 40]), (1, 3, [5, 5, 10, 10])])
-    )
-    exact = {
-        0: found((7, 0.9, 10, 10, 30, 30)),
-        1: found((7, 0.8, 0, 0, 40, 40), (3, 0.3, 5, 5, 15, 15)),
-        2: found(),
-    }
-    assert average_precision(match(labels, exact)) == {"ap": 1.0, "ap50": 1.0, "ap75": 1.0}
-    # A cat that is not there, surer than the first of two: precision 1/2 at recall 1/2 and 2/3 at recall 1, made
-    # monotone 2/3 throughout. The dog overlaps by 8 of 10 rows, IoU 0.8: right at 0.50 to 0.80, 7 of 10 thresholds.
-    worse = {
-        0: found((7, 0.9, 10, 10, 30, 30)),
-        1: found((7, 0.8, 0, 0, 40, 40), (3, 0.3, 5, 5, 15, 13)),
-        2: found((7, 0.95, 50, 50, 60, 60)),
-    }
-    score = average_precision(match(labels, worse))
-    assert score["ap50"] == pytest.approx((2 / 3 + 1) / 2, abs=1e-6)
-    assert score["ap75"] == pytest.approx((2 / 3 + 1) / 2, abs=1e-6)
-    assert score["ap"] == pytest.approx((2 / 3 + 7 / 10) / 2, abs=1e-6)
-
-
-def random_case(folder, seed=0, count=12):
-    """Labels and jittered detections of both categories."""
-    rng = np.random.default_rng(seed)
-    boxes, detections = [], {}
-    for image in range(count):
-        rows = []
-        for _ in range(rng.integers(0, 5)):
-            x, y, w, h = rng.uniform(0, 40, 2).tolist() + rng.uniform(5, 30, 2).tolist()
-            category = int(rng.choice([3, 7]))
-            boxes.append((image, category, [x, y, w, h]))
-            shift = rng.normal(0, 2.5, 4)
-            rows.append(
-                (
-                    category if rng.random() < 0.8 else 10 - category,
-                    rng.random(),
-                    *(np.array([x, y, x + w, y + h]) + shift),
-                )
-            )
-        detections[image] = found(*rows)
-    return read_instances(instances(folder, boxes, count)), detections
-
-
-def official(labels, detections, images):
-    """``COCOeval`` with its own settings on these images, repeated ones as new images."""
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
-    truth = COCO()
-    truth.dataset = {"info": {}, "images": [{"id": i + 1} for i in range(len(images))], "annotations": []}
-    truth.dataset["categories"] = [{"id": k, "name": v} for k, v in labels.categories.items()]
-    results = []
-    for i, image in enumerate(images, start=1):
-        for box in labels.annotations[image]:
-            truth.dataset["annotations"].append({**box, "image_id": i, "id": len(truth.dataset["annotations"]) + 1})
-        one = detections[image]
-        for category, score, (x0, y0, x1, y1) in zip(one["categories"], one["scores"], one["boxes"], strict=True):
-            box = [x0, y0, x1 - x0, y1 - y0]
-            results.append({"image_id": i, "category_id": int(category), "score": float(score), "bbox": box})
-    with contextlib.redirect_stdout(io.StringIO()):
-        truth.createIndex()
-        measure = COCOeval(truth, truth.loadRes(results), "bbox")
-        measure.evaluate()
-        measure.accumulate()
-        measure.summarize()
-    return dict(zip(("ap", "ap50", "ap75"), measure.stats[:3].tolist(), strict=True))
-
-
-def test_resamples_are_those_of_repeated_images(tmp_path):
-    labels, detections = random_case(tmp_path)
-    matches = match(labels, detections)
-    rng = np.random.default_rng(1)
-    for images in (list(range(12)), *(rng.integers(12, size=12).tolist() for _ in range(4))):
-        score = average_precision([matches[i] for i in images])
-        assert score == pytest.approx(official(labels, detections, images), abs=1e-12)
-        assert 0 < score["ap"] < 1
-
-
-def test_no_box_is_undefined_and_crowds_are_no_misses(tmp_path):
-    box = (0, 7, [10, 10, 20, 20])
-    labels = read_instances(instances(tmp_path, [box]))
-    matches = match(labels, {i: found() for i in range(3)})
-    assert all(math.isnan(value) for value in average_precision([matches[1], matches[2]]).values())
-    assert average_precision(matches)["ap"] == 0
-    crowd = read_instances(instances(tmp_path, [box], iscrowd=1))
-    assert math.isnan(average_precision(match(crowd, {i: found() for i in range(3)}))["ap"])
-
-
-# --- classes, and other detectors -------------------------------------------------------------------------
-
-
-def test_categories_by_name_and_by_number(tmp_path):
-    labels = read_instances(instances(tmp_path, [(0, 7, [10, 10, 20, 20])]))
-    assert categories_of(["N/A", "Dog", "bird", "cat"], labels, "x") == {1: 3, 3: 7}
-    assert categories_of([f"LABEL_{i}" for i in range(9)], labels, "x") == {3: 3, 7: 7}
-    with pytest.raises(DataError, match=r"x: 1 categories with boxes are none of .* 2 classes, such as 7 'cat'.*cot"):
-        categories_of(["dog", "cot"], labels, "x")
-    # As RT-DETR's published checkpoints spell them.
-    names = {1: "motorcycle", 2: "airplane", 3: "couch", 4: "potted plant", 5: "dining table", 6: "tv"}
-    coco = dataclasses.replace(labels, categories=names)
-    coco.annotations[0].clear()
-    spelt = ["motorbike", "aeroplane", "sofa", "pottedplant", "diningtable", "tvmonitor"]
-    assert categories_of(spelt, coco, "x") == {i: i + 1 for i in range(6)}
 
 
 # What the photographs of tests/data show: category and [x, y, width, height].
@@ -259,71 +128,6 @@ def test_rt_detr_on_photographs_of_different_sizes(coco, tmp_path):
 
 
 # --- bad input --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("boxes", "message"),
-    [
-        ([(0, 7, [10, 10, 20, 20]), (9, 7, [1, 1, 2, 2])], r"\(annotations\[1\]\): a box of image 9, which"),
-        ([(0, 5, [10, 10, 20, 20])], r"\(annotations\[0\]\): category 5 is none of the 2"),
-        ([(0, 7, [90, 10, 20, 20])], r"box \[90, 10, 20, 20\] .* lies outside its image of 100x80 pixels \(0.png\)"),
-        ([(0, 7, [10, 70, 20, 20])], "lies outside its image"),
-        ([(0, 7, [-5, 10, 20, 20])], "lies outside its image"),
-        ([(0, 7, [10, 10, -3, 20])], "lies outside its image"),
-        ([(0, 7, [10, 10, 20])], r"'bbox' is \[10, 10, 20\], not \[x, y, width, height\]"),
-        ([(0, 7, [10, 10, 20, 10**400])], "'bbox' is .*000"),
-        ([(0, 7, [10, 10, 20, 10**400])], r"'bbox' is \[10, 10, 20, 1000"),
-        ([(0, None, [10, 10, 20, 20])], "'category_id' is empty"),
-        ([], "no box in it"),
-    ],
-)
-def test_bad_boxes_are_named(boxes, message, tmp_path):
-    path = instances(tmp_path, boxes)
-    with pytest.raises(DataError, match=r"instances.json.*" + message) as error:
-        read_instances(path)
-    assert error.value.exit_code == 3
-
-
-@pytest.mark.parametrize("crowd", ["yes", [1], 0.5, 7])
-def test_a_crowd_is_marked_by_0_or_1(crowd, tmp_path):
-    path = instances(tmp_path, [(0, 7, [10, 10, 20, 20])])
-    document = json.loads(path.read_text())
-    document["annotations"][0]["iscrowd"] = crowd
-    path.write_text(json.dumps(document))
-    with pytest.raises(DataError, match=r"\(annotations\[0\]\): 'iscrowd' is .*, not 0 or 1"):
-        read_instances(path)
-
-
-def test_ids_are_of_one_kind_and_unique(tmp_path):
-    path = instances(tmp_path, [(0, 7, [10, 10, 20, 20])])
-    document = json.loads(path.read_text())
-    path.write_text(json.dumps({**document, "images": [*document["images"], {**document["images"][0], "id": "a"}]}))
-    with pytest.raises(DataError, match="ids of images are numbers and texts"):
-        read_instances(path)
-    path.write_text(json.dumps({**document, "categories": [*document["categories"], {"id": 7, "name": "other"}]}))
-    with pytest.raises(DataError, match=r"\(categories\[\d\]\): category 7 is there twice"):
-        read_instances(path)
-
-
-def test_two_categories_of_one_name_cannot_be_told_apart(tmp_path):
-    path = instances(tmp_path, [(0, 7, [10, 10, 20, 20])])
-    document = json.loads(path.read_text())
-    name = document["categories"][0]["name"]
-    path.write_text(json.dumps({**document, "categories": [*document["categories"], {"id": 99, "name": name}]}))
-    with pytest.raises(DataError, match=f"have the same name, '{name}'"):
-        categories_of([name, "other"], read_instances(path), str(path))
-
-
-def test_the_line_of_a_box(tmp_path):
-    path = instances(tmp_path, [(0, 7, [10, 10, 20, 20]), (0, 7, [90, 10, 20, 20])])
-    path.write_text(json.dumps(json.loads(path.read_text()), indent=0))
-    number = path.read_text().splitlines().index("90,") + 1  # "[" stands before it, "bbox", the two ids and "{"
-    with pytest.raises(DataError, match=rf"instances.json:{number - 5} \(annotations\[1\]\)"):
-        read_instances(path)
-
-
-def test_a_rounded_box_at_the_border_is_fine(tmp_path):
-    assert read_instances(instances(tmp_path, [(0, 7, [80.2, 60.4, 20.0, 19.7])])).annotations[0]
 
 
 def test_bad_data(detr_artifact, dino_artifact, boxes, tmp_path):

@@ -12,7 +12,6 @@ from PIL import Image
 import latte_convert
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import DataError, InputError
-from latte_convert.evaluation.captions import read_captions
 from latte_convert.evaluation.evaluate import evaluate
 from latte_convert.evaluation.ranks import rank_of, ranks
 from latte_convert.evaluation.tasks.base import Setting
@@ -101,42 +100,6 @@ def test_scores_of_images_with_different_numbers_of_captions():
     )
 
 
-PAIRS = [("a.jpg", "A dog, running."), ("a.jpg", "One dog"), ("b.jpg", 'A "cat"')]
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("captions.txt", 'image,caption\na.jpg,"A dog, running."\na.jpg,One dog\nb.jpg,"A ""cat"""\n'),
-        (
-            "results.csv",
-            'image_name| comment_number| comment\na.jpg| 0| A dog, running.\na.jpg|1|One dog\nb.jpg|0|A "cat"\n',
-        ),
-        ("results.token", 'a.jpg#0\tA dog, running.\na.jpg#1\tOne dog\nb.jpg#0\tA "cat"\n'),
-        (
-            "rows.jsonl",
-            '{"image": "a.jpg", "caption": "A dog, running."}\n{"image": "a.jpg", "caption": "One dog"}\n'
-            '{"image": "b.jpg", "caption": "A \\"cat\\""}\n',
-        ),
-        (
-            "dataset_flickr8k.json",
-            json.dumps(
-                {
-                    "images": [
-                        {"filename": "a.jpg", "split": "test", "sentences": [{"raw": t} for _, t in PAIRS[:2]]},
-                        {"filename": "c.jpg", "split": "train", "sentences": [{"raw": "Not this one"}]},
-                        {"filename": "b.jpg", "split": "test", "sentences": [{"raw": PAIRS[2][1]}]},
-                    ]
-                }
-            ),
-        ),
-    ],
-)
-def test_layouts(name, text, tmp_path):
-    (tmp_path / name).write_text(text)
-    assert [(caption.image, caption.text) for caption in read_captions(tmp_path / name)] == PAIRS
-
-
 COCO = """{
  "images": [
   {"id": 1, "file_name": "a.png"},
@@ -167,9 +130,9 @@ COCO = """{
         ),
         ("captions.json", COCO[:60], r"captions.json:4: not valid JSON"),
         ("captions.json", '{"images": []}', "no list 'annotations'"),
-        ("captions.txt", "image,caption\nx.jpg,A dog\nx.jpg,\n", r"captions.txt:3: no caption in this row"),
-        ("captions.txt", "image,caption\nx.jpg\n", r"captions.txt:2: 1 column where"),
-        ("captions.txt", "image,caption\n", "no caption in it"),
+        ("captions.txt", "image,caption\nx.jpg,A dog\nx.jpg,\n", r"captions.txt:3: 'caption' is empty"),
+        ("captions.txt", "image,caption\nx.jpg\n", r"captions.txt:2: 1 columns where the header names 2"),
+        ("captions.txt", "image,caption\n", "a header and no rows"),
         ("captions.txt", "image,caption\n000.jpg,A dog\ny.jpg,A cat\n", r"captions.txt:3: no such file .*y.jpg"),
         ("captions.txt", "image,caption\n000.jpg,A dog\n000.jpg,A cat\n", "1 usable sample; a metric needs at least 2"),
         ("notes.md", "nothing", "has no labels"),

@@ -66,7 +66,7 @@ def test_layouts(tmp_path):
         ("a b,c d,1\ne f,g h,high\n", r"p.csv:2: the score 'high' is not a number"),
         ("a b,c d,nan\ne f,g h,1\n", r"p.csv:1: the score 'nan' is not a number"),
         ("a b,c d,1\ne f\n", r"p.csv:2: 1 columns where 3 are expected"),
-        ("a,b\nc,d\n", r"p.csv:1: no columns s1, s2, score; it has a, b"),
+        ("a,b\nc,d\n", r"p.csv:2: no column 's1' .*; it has a, b"),
         ("s1,s2,score\na,a,1\nb,b,2\n", "of the original is undefined on these 2 samples"),
         ("s1,s2,score\na,b,1\n", r"1 usable sample; a metric needs at least 2"),
     ],

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from latte_convert.data.columns import find_column, text_cell
 from latte_convert.data.json_file import JsonFile, field
+from latte_convert.data.tables import open_table
 from latte_convert.errors import DataError
-from latte_convert.evaluation import labels
 
 PATTERNS = ("captions*.json", "dataset*.json", "captions.*", "results*.csv", "results*.token", "metadata.*")
 """What caption files are called in a folder."""
@@ -46,13 +46,8 @@ def read_captions(path: Path, split: str = "test") -> list[Caption]:
         document = JsonFile(path)
         images = document.list_of("images")
         found = _karpathy(images, split) if any("sentences" in e for _, e in images) else _coco(document, images)
-    elif path.suffix.lower() in (".jsonl", ".parquet"):
-        found = (
-            Caption(where, labels.text_cell(row, _IMAGE, where), labels.text_cell(row, _CAPTION, where))
-            for where, row in labels.rows(path)
-        )
     else:
-        found = _delimited(path)
+        found = _rows(path)
     captions = list(found)
     if not captions:
         raise DataError(f"{path}: no caption in it.")
@@ -88,31 +83,14 @@ def _karpathy(images: list[tuple[str, dict[str, object]]], split: str) -> Iterat
             yield Caption(where, name, field(sentence, "raw", str, where))
 
 
-def _delimited(path: Path) -> Iterator[Caption]:
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            first = file.readline()
-        delimiter = next((mark for mark in ("|", "\t") if mark in first), ",")
-        records = labels.csv_records(path, delimiter, quoted=delimiter == ",")
-        image, caption, number = 0, -1, 0
-        for number, fields in records:
-            where = f"{path}:{number}"
-            names = [name.strip().lower() for name in fields]
-            if number == 1 and (header := _header(names)):
-                image, caption = header
-                continue
-            if len(fields) < 2 or caption >= len(fields):
-                raise DataError(f"{where}: {len(fields)} column where an image and a caption are expected.")
-            name, text = _NUMBERED.sub("", fields[image].strip()), fields[caption].strip()
-            if not name or not text:
-                raise DataError(f"{where}: no {'caption' if name else 'image'} in this row.")
-            yield Caption(where, name, text)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
+def _rows(path: Path) -> Iterator[Caption]:
+    for where, row in open_table(path, headless=_headless, marks="|\t").rows():
+        image = _NUMBERED.sub("", text_cell(row, _IMAGE, where))
+        yield Caption(where, image, text_cell(row, _CAPTION, where))
 
 
-def _header(names: list[str]) -> tuple[int, int] | None:
-    """Columns of image and caption, where these are their names."""
-    image = next((names.index(name) for name in _IMAGE if name in names), None)
-    caption = next((names.index(name) for name in _CAPTION if name in names), None)
-    return None if image is None or caption is None else (image, caption)
+def _headless(first: list[str]) -> list[str] | None:
+    """Without a header the image comes first and its caption last."""
+    if find_column(first, _IMAGE) is not None and find_column(first, _CAPTION) is not None:
+        return None
+    return [_IMAGE[0], *map(str, range(len(first) - 2)), _CAPTION[0]]

@@ -6,21 +6,21 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from latte_convert.data.sources import missing_path
 from latte_convert.errors import DataError, UsageError
-from latte_convert.evaluation.tasks.base import Setting
 from latte_convert.wording import some
 
 _TEST_FOLDERS = ("test", "val", "validation")
 
 
-def label_files(setting: Setting, patterns: Sequence[str]) -> tuple[list[Path], list[Path]]:
+def label_files(data: Sequence[str], patterns: Sequence[str]) -> tuple[list[Path], list[Path]]:
     """The label files, and the folders in which their images may lie.
 
     ``--data`` is the label file, or a folder with it (itself, or in ``annotations/``, as COCO has it); a second
     ``--data`` is the folder of the images, which are looked for beside the labels otherwise.
 
     Args:
-        setting: Its ``data`` is one place or two.
+        data: One place or two, as the user wrote them.
         patterns: What label files are called in a folder; those of the first pattern that any has are taken.
 
     Returns:
@@ -30,11 +30,9 @@ def label_files(setting: Setting, patterns: Sequence[str]) -> tuple[list[Path], 
         UsageError: More than two places.
         DataError: There is no such place, or no label file in it.
     """
-    from latte_convert.data.sources import missing_path
-
-    if len(setting.data) > 2:
+    if len(data) > 2:
         raise UsageError("this task reads two --data at most: the labels, and the folder of the images.")
-    places = [Path(place).expanduser() for place in setting.data]
+    places = [Path(place).expanduser() for place in data]
     absent = next((place for place in places if not place.exists()), None)
     if absent is not None:
         raise missing_path(str(absent))
@@ -73,9 +71,8 @@ def image_folder(folders: Sequence[Path], name: str, where: str) -> Path:
     return found
 
 
-def split_folder(setting: Setting) -> Path:
+def split_folder(root: Path) -> Path:
     """The folder with a folder a class: the test part of a place that has parts."""
-    root = setting.place
     parts = [root / name for name in _TEST_FOLDERS if (root / name).is_dir()] if (root / "train").is_dir() else []
     return next(iter(parts), root)
 
