@@ -9,15 +9,14 @@ stays exact, but for ``torch.nn.MultiheadAttention`` and the one class that ``hf
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from latte_convert import compat
 from latte_convert.adapters import hf_explicit, hf_sites, mha
 from latte_convert.adapters.calls import attention_call
 from latte_convert.adapters.route import NAME, Route, StandIn, route_site
@@ -70,9 +69,8 @@ class HFAdapter:
             stand_in = hf_explicit.stand_in
         else:
             config: Any = copy.copy(module.config)
-            # The public setter would write through to shared sub-configs.
-            config._attn_implementation_internal = IMPLEMENTATION
-            settings |= {"eager": _eager_function(type(module)), "attributes": {"config": config}}
+            compat.set_attention_implementation(config, IMPLEMENTATION)
+            settings |= {"eager": hf_sites.eager_function(type(module)), "attributes": {"config": config}}
         prefix, cross = hf_sites.prefix_tokens(model, described), described.kind == "cross"
         return route_site(model, site, handler, stand_in, prefix=prefix, cross=cross, **settings)
 
@@ -110,7 +108,7 @@ def latte_attention_forward(
         a converted layer has None, which Transformers leaves out of ``attentions``.
     """
     route: Route = module.__dict__[NAME]
-    implementation = route.replaced["config"]._attn_implementation
+    implementation = compat.attention_implementation(route.replaced["config"]) or "eager"
     original = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, route.eager)
     original_kwargs = {**kwargs, "dropout": dropout, "scaling": scaling}
     if is_causal is not None:
@@ -136,14 +134,7 @@ def latte_attention_forward(
 
 AttentionInterface.register(IMPLEMENTATION, latte_attention_forward)
 # Where a model builds masks from a module's own config, a name unknown here would drop them without a word.
-AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
-
-
-def _eager_function(kind: type[nn.Module]) -> Callable[..., tuple[Tensor, Any]]:
-    """The default that a class hands to the attention interface, by its name in the modelling file."""
-    forward = inspect.unwrap(kind.forward)
-    name = next(name for name in forward.__code__.co_names if name.endswith("eager_attention_forward"))
-    return forward.__globals__[name]  # type: ignore[no-any-return]
+AttentionMaskInterface.register(IMPLEMENTATION, compat.MASKS_OF_SDPA.require())
 
 
 def _flagged_causal(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
+from latte_convert import compat
 from latte_convert.adapters import mha
 from latte_convert.adapters.find import ancestors
 from latte_convert.adapters.hf_explicit import is_explicit
@@ -62,7 +62,7 @@ def output_projection(model: nn.Module, name: str, module: nn.Module) -> nn.Line
             continue
         if isinstance(layer, nn.Linear) and layer.in_features == heads * head_dim:
             return layer
-        if isinstance(layer, Conv1D) and layer.weight.shape[0] == heads * head_dim:
+        if isinstance(layer, compat.GPT2_LINEAR.kind()) and layer.weight.shape[0] == heads * head_dim:
             linear = nn.Linear(layer.weight.shape[0], layer.weight.shape[1], device="meta")
             linear.weight, linear.bias = nn.Parameter(layer.weight.detach().T), layer.bias
             return linear
@@ -101,6 +101,13 @@ def dispatches(kind: type[nn.Module]) -> bool:
     """Whether attention modules of this class go through the Transformers attention interface."""
     code = forward_code(kind)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def eager_function(kind: type[nn.Module]) -> Callable[..., Any] | None:
+    """The default that a class hands to the attention interface, by its name in the modelling file; None if unknown."""
+    forward = inspect.unwrap(kind.forward)
+    name = next((name for name in forward.__code__.co_names if name.endswith("eager_attention_forward")), None)
+    return None if name is None else forward.__globals__.get(name)
 
 
 def forward_code(kind: type[nn.Module]) -> CodeType | None:
@@ -163,8 +170,15 @@ def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
     if not dispatches(type(module)):
         itself = "computes attention itself instead of through the Transformers attention interface"
         return None if is_explicit(module) else itself
+    return _dispatch_obstacle(module)
+
+
+def _dispatch_obstacle(module: nn.Module) -> str | None:
+    """Why a module that goes through the attention interface must stay exact, or None."""
     if not hasattr(module, "config"):
         return "has no config of its own, which the attention interface dispatches on"
+    if eager_function(type(module)) is None:
+        return "hands the attention interface a default that is unknown here"
     if (getattr(module, "num_key_value_groups", None) or 1) > 1:
         return "grouped-query attention"
     for attribute, reason in (("sinks", "attention sinks"), ("attn_logit_softcapping", "soft cap on the logits")):

@@ -74,7 +74,8 @@ def describe(
         reason: Why it must stay exact, where the caller knows; else the module's own settings decide.
     """
     reason = reason or obstacle(module)
-    kind: Literal["self", "cross"] = "self" if module._qkv_same_embed_dim and not _CROSS.search(name) else "cross"
+    alike = module.in_proj_weight is not None  # queries, keys and values of one width
+    kind: Literal["self", "cross"] = "self" if alike and not _CROSS.search(name) else "cross"
     return AttentionSite(
         name=name, tower=tower, kind=kind, causal=causal, heads=module.num_heads, head_dim=module.head_dim,
         eligible=reason is None, reason=reason,

@@ -11,14 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from open_clip.coca_model import CoCa
-from open_clip.hf_model import HFTextEncoder
-from open_clip.model import CLIP, CustomTextCLIP
-from open_clip.modified_resnet import AttentionPool2d
-from open_clip.timm_model import AbsAttentionPool2d, RotAttentionPool2d, TimmModel
-from open_clip.transformer import Attention, AttentionalPooler, MultimodalTransformer
+from open_clip import CLIP, CoCa, CustomTextCLIP
 from torch import nn
 
+from latte_convert import compat
 from latte_convert.adapters import mha, sdpa
 from latte_convert.adapters.route import route_site
 from latte_convert.attention import Adapter, AttentionSite, Handler
@@ -84,7 +80,7 @@ class OpenClipAdapter:
         if (guest := _guest_of(model, site)) is not None:
             return guest.adapter.output_projection(guest.model, site[len(guest.path) + 1 :])
         module: Any = model.get_submodule(site)
-        if isinstance(module, Attention) and not (
+        if isinstance(module, compat.OPEN_CLIP_ATTENTION.kind()) and not (
             module.head_scale is None and isinstance(module.ln_inner, nn.Identity)
         ):
             return None
@@ -94,11 +90,11 @@ class OpenClipAdapter:
 
 def _guests(model: nn.Module) -> Iterator[_Guest]:
     visual, text = getattr(model, "visual", None), getattr(model, "text", None)
-    if isinstance(visual, TimmModel):
+    if isinstance(visual, compat.OPEN_CLIP_TIMM.kind()):
         from latte_convert.adapters.timm import TimmAdapter
 
         yield _Guest("visual.trunk", "vision", visual.trunk, TimmAdapter())
-    if isinstance(text, HFTextEncoder):
+    if isinstance(text, compat.OPEN_CLIP_TEXT.kind()):
         from latte_convert.adapters.hf import HFAdapter
 
         yield _Guest("text.transformer", "text", text.transformer, HFAdapter())
@@ -108,25 +104,25 @@ def _guest_of(model: nn.Module, site: str) -> _Guest | None:
     return next((guest for guest in _guests(model) if site.startswith(f"{guest.path}.")), None)
 
 
-def _own_site(model: nn.Module, name: str, module: nn.Module) -> list[AttentionSite]:
+def _own_site(model: nn.Module, name: str, module: Any) -> list[AttentionSite]:
     """The site of a module of open_clip's own, or none."""
     tower, causal = _tower(name), _is_causal(model, name)
     if isinstance(module, nn.MultiheadAttention):
         reason = _POOLING if _in_pooler(model, name) else None
         site = mha.describe(name, module, tower=tower, causal=causal, reason=reason)
         return [replace(site, kind="cross") if _is_cross(model, name) else site]
-    if isinstance(module, Attention):
+    if isinstance(module, compat.OPEN_CLIP_ATTENTION.kind()):
         reason = _obstacle(module)
         return [AttentionSite(name, tower, "self", causal, module.num_heads, module.head_dim, reason is None, reason)]
-    if isinstance(module, AttentionPool2d | AbsAttentionPool2d | RotAttentionPool2d):
-        width = module.k_proj.out_features if isinstance(module, AttentionPool2d) else module.embed_dim
+    if any(isinstance(module, pool.kind()) for pool in compat.OPEN_CLIP_POOLS):
+        width = module.k_proj.out_features if hasattr(module, "k_proj") else module.embed_dim
         return [
             AttentionSite(name, tower, "cross", False, module.num_heads, width // module.num_heads, False, _POOLING)
         ]
     return []
 
 
-def _obstacle(module: Attention) -> str | None:
+def _obstacle(module: Any) -> str | None:
     """Why an attention of open_clip's own class must stay exact, or None."""
     if module.logit_scale is not None or not module.use_fsdpa:
         return f"{sdpa.BY_HAND} (scaled cosine)"
@@ -139,7 +135,7 @@ def _tower(name: str) -> str:
 
 
 def _in_pooler(model: nn.Module, name: str) -> bool:
-    return isinstance(model.get_submodule(name.rpartition(".")[0]), AttentionalPooler)
+    return isinstance(model.get_submodule(name.rpartition(".")[0]), compat.OPEN_CLIP_POOLER.kind())
 
 
 def _is_cross(model: nn.Module, name: str) -> bool:
@@ -152,4 +148,4 @@ def _is_causal(model: nn.Module, name: str) -> bool:
     if tower == "vision" or ".cross_attn." in name:
         return False
     owner = model.get_submodule("text_decoder") if tower == "decoder" else getattr(model, "text", model)
-    return isinstance(owner, MultimodalTransformer) or getattr(owner, "attn_mask", None) is not None
+    return isinstance(owner, compat.OPEN_CLIP_DECODER.kind()) or getattr(owner, "attn_mask", None) is not None

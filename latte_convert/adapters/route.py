@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from latte_convert.adapters.layout import SiteLayout, watch
 from latte_convert.attention import Handler, SiteCall
+from latte_convert.compat import WRAPPED_FORWARD
 
 NAME = "latte_route"
 """Attribute of a routed module."""
 BOUND = "latte_bound"
 """Attribute with the module itself and its stand-in: a copy, which has another self, makes its own."""
-_WRAPPED = "_old_forward"  # where accelerate's hooks keep the forward that they wrap
 
 
 @dataclass
@@ -130,7 +130,7 @@ def route_site(
 
 def replaced_forward(module: nn.Module) -> str | None:
     """Why a module whose ``forward`` must be taken over cannot be: something else has replaced it; or None."""
-    own = "forward" in module.__dict__ and _WRAPPED not in module.__dict__
+    own = "forward" in module.__dict__ and WRAPPED_FORWARD not in module.__dict__
     return "its forward was replaced by something else" if own else None
 
 
@@ -184,5 +184,5 @@ def _bind(module: Any) -> tuple[nn.Module, Callable[..., Any]]:
 
 def _change_class(module: nn.Module, kind: type[nn.Module]) -> None:
     module.__class__ = kind
-    if _WRAPPED in module.__dict__:
-        module.__dict__[_WRAPPED] = MethodType(kind.forward, module)
+    if WRAPPED_FORWARD in module.__dict__:
+        module.__dict__[WRAPPED_FORWARD] = MethodType(kind.forward, module)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import json
@@ -13,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from latte_convert import compat
 from latte_convert.artifact.locks import aside_of, claim, folder_of, recover
 from latte_convert.errors import OutputError
 from latte_convert.names import MANIFEST
@@ -164,7 +164,7 @@ def _swap(temporary: Path, out: Path, aside: Path, *, overwrite: bool) -> None:
         raise FileExistsError(errno.EEXIST, "exists", str(out))
     if not exists:
         temporary.rename(out)
-    elif not _exchange(temporary, out):
+    elif not compat.exchange(temporary, out):
         # Two renames where the system cannot exchange; ``recover`` finishes them after a kill in between.
         out.rename(aside)
         try:
@@ -173,16 +173,6 @@ def _swap(temporary: Path, out: Path, aside: Path, *, overwrite: bool) -> None:
             if not out.exists():
                 aside.rename(out)
             raise
-
-
-def _exchange(a: Path, b: Path) -> bool:
-    """Exchange two directories in one step (Linux ``renameat2``); False where that cannot be done."""
-    at_fdcwd, exchange = -100, 2
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError, TypeError):
-        return False
-    return bool(rename(at_fdcwd, os.fsencode(a), at_fdcwd, os.fsencode(b), exchange) == 0)
 
 
 def flush(path: Path) -> None:

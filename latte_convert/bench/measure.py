@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from latte_convert import compat
 from latte_convert.attention import AttentionCall, SiteCall
 from latte_convert.bench import variants as ways
 from latte_convert.bench.inputs import Case
@@ -191,6 +192,8 @@ def _costs(case: Case, variant: Variant, calls: Calls, device: torch.device) -> 
             costs["detail"] = f"SDPA: {backend}"
     if variant.compiled and device.type != "cuda":
         return {**costs, "reason": "memory inside compiled code is metered on CUDA only"}
+    if compat.DISPATCH_MODE.get() is None and device.type != "cuda":
+        return {**costs, "reason": compat.DISPATCH_MODE.without}
     with variant.install():
         costs["forward_memory_bytes"] = peak_memory(partial(case.host.run, case.inputs[0]), device)
     if variant.kernels:

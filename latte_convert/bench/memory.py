@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from latte_convert import compat
 
 
 def peak_memory(call: Callable[[], Any], device: torch.device) -> int:
@@ -36,11 +36,11 @@ def peak_memory(call: Callable[[], Any], device: torch.device) -> int:
     return meter.peak
 
 
-class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Meter(compat.DISPATCH_MODE.kind()):  # type: ignore[misc]
     """Adds up the storages that operators make while it is active."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.peak = 0
         self._now = 0
         self._known: dict[int, weakref.ref[Any]] = {}
@@ -69,6 +69,6 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _storages(tree: Any) -> Iterator[Any]:
-    for leaf in tree_leaves(tree):
+    for leaf in compat.tree_leaves(tree):
         if isinstance(leaf, Tensor):
             yield leaf.untyped_storage()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from latte_convert import compat
 from latte_convert.checkpoints.base import Checkpoint, check_patches
 from latte_convert.checkpoints.quiet import quiet_transformers
 from latte_convert.errors import CheckpointError, first_line, nearest
@@ -101,7 +102,7 @@ class HFCheckpoint(Checkpoint):
         if getattr(config, "quantization_config", None) is not None:
             raise CheckpointError(f"{self.id} is quantised; give the unquantised checkpoint.")
         # What a config asks for may not be installed here; the library's own default always is.
-        config._attn_implementation_internal = None
+        compat.set_attention_implementation(config, None)
         return config
 
     def _remote_class(self, name: str) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from latte_convert import compat
 from latte_convert.checkpoints.base import Checkpoint, check_patches
 from latte_convert.checkpoints.open_clip_inputs import CONFIG, OpenClipProcessor, write_tag_config
 from latte_convert.checkpoints.quiet import quiet_open_clip
@@ -154,7 +155,7 @@ class OpenClipCheckpoint(Checkpoint):
 
         One dtype throughout is kept; mixed ones become float32, in which open_clip loads by default.
         """
-        from open_clip.model import set_model_preprocess_cfg
+        from open_clip import set_model_preprocess_cfg
 
         model = self._create().to(_dtype(tensors))
         unexpected = self.fill(model, _fit(tensors, model.state_dict()), f"use weights that {CONFIG} describes")
@@ -181,10 +182,7 @@ class OpenClipCheckpoint(Checkpoint):
 
     def _resized(self, model: Any, resolution: int) -> Any:
         """A model for images of another size, with the libraries' own interpolation of its positions."""
-        from open_clip.model import resize_pos_embed
-        from open_clip.timm_model import TimmModel
-
-        if isinstance(model.visual, TimmModel):
+        if isinstance(model.visual, compat.OPEN_CLIP_TIMM.kind()):
             resize_timm(self.id, model.visual.trunk, resolution)
             model.visual.image_size = (resolution, resolution)
             return model
@@ -198,17 +196,15 @@ class OpenClipCheckpoint(Checkpoint):
         resized = self._create(resolution).to(state[_POSITIONS].dtype)
         state[_POSITIONS] = state[_POSITIONS].float()  # there is no bicubic kernel for float16 on CPUs
         with quiet_open_clip():
-            resize_pos_embed(state, resized)
+            compat.OPEN_CLIP_RESIZE.require()(state, resized)
         resized.load_state_dict(state)
         return resized
 
 
 def _fit(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors under today's keys: older checkpoints keep a custom text tower flat, and scalars in vectors."""
-    from open_clip.model import convert_to_custom_text_state_dict
-
     if "positional_embedding" not in expected:
-        tensors = convert_to_custom_text_state_dict(tensors)
+        tensors = compat.OPEN_CLIP_OLD_KEYS.require()(tensors)
     return {
         key: tensor.reshape(expected[key].shape)
         if key in expected and tensor.numel() == expected[key].numel() == 1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from latte_convert import compat
 from latte_convert.checkpoints.quiet import quiet_open_clip
 from latte_convert.data.feed import Batch
 from latte_convert.errors import CheckpointError, first_line
@@ -77,15 +78,14 @@ class OpenClipProcessor:
 
 
 def _transform(_path: Path, config: dict[str, Any]) -> Any:
-    from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
-
+    defaults = compat.OPEN_CLIP_SETTINGS.require()
     given = config.get("preprocess_cfg") or {}
     missing = [key for key in ("mean", "std") if given.get(key) is None]
     if missing:
         raise ValueError(f"{CONFIG} has no {' and no '.join(missing)}")
-    settings = merge_preprocess_dict(PreprocessCfg(), given)
+    settings = compat.OPEN_CLIP_MERGE.require()(defaults(), given)
     settings["size"] = config["model_cfg"]["vision_cfg"].get("image_size", settings["size"])
-    return image_transform_v2(PreprocessCfg(**settings), is_train=False)
+    return compat.OPEN_CLIP_TRANSFORM.require()(defaults(**settings), is_train=False)
 
 
 def _tokenizer(path: Path, config: dict[str, Any]) -> Any:
@@ -110,9 +110,7 @@ def write_tag_config(architecture: str, model: dict[str, Any], settings: dict[st
         settings: What open_clip knows of the tag. The image size is the model's, not the tag's.
         path: The directory to write to.
     """
-    from open_clip.transform import PreprocessCfg, merge_preprocess_dict
-
-    preprocessing = merge_preprocess_dict(PreprocessCfg(), settings)
+    preprocessing = compat.OPEN_CLIP_MERGE.require()(compat.OPEN_CLIP_SETTINGS.require()(), settings)
     del preprocessing["size"]
     config = {"model_cfg": model, "preprocess_cfg": preprocessing}
     (path / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from latte_convert import compat
 from latte_convert.checkpoints.base import Checkpoint, check_patches
 from latte_convert.checkpoints.hf import main_dtype
 from latte_convert.checkpoints.weights import download, local_directory, read_config, weight_files
@@ -203,12 +204,11 @@ def write_timm(model: nn.Module, tensors: dict[str, Tensor], directory: Path) ->
             or was changed since.
     """
     from safetensors.torch import save_file
-    from timm.models import _hub
 
-    hub: Any = _hub
+    save_config = compat.TIMM_CONFIG.require()
     reason = "its tensors are not those of its configuration"
     try:
-        hub.save_config_for_hf(model, str(directory / "config.json"))
+        save_config(model, str(directory / "config.json"))
         checkpoint = TimmCheckpoint("it", directory, (), config=read_config(directory / "config.json"))
         with torch.device("meta"):
             expected = checkpoint._create().state_dict()

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+
+from latte_convert import compat
 
 
 @dataclass
@@ -132,8 +133,8 @@ def _forwards(replacements: dict[nn.Module, Callable[..., Any]]) -> Iterator[Non
 
 def _versions(output: Any) -> tuple[int, ...] | None:
     """In-place changes of each tensor in an output so far; None where something in it cannot be played back."""
-    leaves = pytree.tree_leaves(output)
+    leaves = compat.tree_leaves(output)
     if not all(leaf is None or isinstance(leaf, Tensor | bool | int | float | str) for leaf in leaves):
         return None
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    return None if any(tensor.is_inference() for tensor in tensors) else tuple(tensor._version for tensor in tensors)
+    versions = [compat.version(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+    return None if None in versions else tuple(number for number in versions if number is not None)

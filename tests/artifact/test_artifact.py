@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import latte_convert
+from latte_convert import compat
 from latte_convert.artifact import files
 from latte_convert.artifact.manifest import read_manifest
 from latte_convert.artifact.tensors import digest, write_tensors
@@ -213,7 +214,7 @@ def test_a_directory_that_appears_meanwhile_is_left_alone(tmp_path):
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
 def test_an_old_directory_is_exchanged(tmp_path, monkeypatch, exchange):
     if not exchange:
-        monkeypatch.setattr(files, "_exchange", lambda *_: False)
+        monkeypatch.setattr(compat, "exchange", lambda *_: False)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "old").write_text("old")
     with files.atomic_directory(tmp_path / "out", overwrite=True) as directory:

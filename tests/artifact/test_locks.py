@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from latte_convert.artifact import files
+from latte_convert import compat
 from latte_convert.artifact.check import artifact_directory
 from latte_convert.artifact.files import atomic_directory, check_target
 from latte_convert.artifact.locks import claim, locked
@@ -21,10 +21,11 @@ from latte_convert.errors import CheckpointError, OutputError
 WRITER = """
 import sys, time
 from pathlib import Path
+from latte_convert import compat
 from latte_convert.artifact import files
 out = Path(sys.argv[1])
 if sys.argv[2] == "between renames":
-    files._exchange = lambda *_: False
+    compat.exchange = lambda *_: False
     rename = Path.rename
     def stop(self, target):
         rename(self, target)
@@ -121,7 +122,7 @@ def test_a_kill_between_two_renames_loses_nothing(tmp_path, next_command):
 def test_a_failed_second_rename_puts_the_old_one_back(tmp_path, monkeypatch):
     out = tmp_path / "out"
     write(out, "old")
-    monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    monkeypatch.setattr(compat, "exchange", lambda *_: False)
     rename = Path.rename
 
     def fail(self: Path, target: Path) -> Path:

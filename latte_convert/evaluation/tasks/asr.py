@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from latte_convert import compat
 from latte_convert.checkpoints.quiet import quiet_transformers
 from latte_convert.data.choice import choose
 from latte_convert.data.columns import cell, text_cell
@@ -141,12 +142,9 @@ def _generation_config(source: Checkpoint) -> Any:
 
 def _normaliser(tokenizer: Any, language: str | None) -> Any:
     """Whisper's normaliser: the English one, or the basic one for a checkpoint that is set to another language."""
-    from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
-
     if language not in (None, "en", "english", "<|en|>"):
-        return BasicTextNormalizer()
-    english: Any = EnglishTextNormalizer
-    return english(getattr(tokenizer, "english_spelling_normalizer", None) or {})
+        return compat.OTHER_LANGUAGES.require()()
+    return compat.ENGLISH.require()(getattr(tokenizer, "english_spelling_normalizer", None) or {})
 
 
 def _utterances(place: Path) -> Iterator[tuple[str, Path, str]]:

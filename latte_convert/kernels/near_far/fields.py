@@ -9,12 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from latte_convert import compat
 from latte_convert.kernels.near_far.clustering import block_size, sums_by, take
 from latte_convert.kernels.near_far.summary import Summary, lowest
 from latte_convert.kernels.near_far.windows import Tiling
 
-# Not public, but the only attention of PyTorch on a CPU that tells its denominators, too.
-_FUSED = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+# The only attention of PyTorch on a CPU that tells its denominators, too.
+_FUSED = compat.CPU_ATTENTION.get()
 
 
 class Attended(NamedTuple):
