@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from latte_convert.cli import artifact, bench, conversion, evaluation, report, schema
-from latte_convert.cli.console import interrupt, interrupted, note
-from latte_convert.errors import LatteError
+from latte_convert.cli.console import flush_results, interrupt, note
+from latte_convert.cli.endings import ending
+from latte_convert.errors import OutputError
 
 app = typer.Typer(
     name="latte",
@@ -61,32 +62,25 @@ def main() -> None:
         signal.signal(kill, interrupt)
     try:
         app()
-    except LatteError as error:
-        _fail(str(error), error.exit_code, debug)
     except SystemExit as end:
         if end.code == 130:  # typer has turned Ctrl-C into an exit without a word
             note("latte: interrupted.")
-        raise
-    except KeyboardInterrupt:
-        _fail("interrupted.", 130, debug=False)
-    except (BrokenPipeError, UnicodeEncodeError) as error:
-        _fail(f"the results cannot be printed: {error}", 1, debug)
-    except MemoryError as error:
-        _fail(f"out of memory: {error}. Use fewer tokens (a smaller model or resolution).", 1, debug)
-    except Exception as error:
-        _fail(
-            f"internal error: {type(error).__name__}: {error}. Run again with --debug, and report it.",
-            1,
-            debug,
-        )
+        _leave(int(end.code or 0))
+    except BaseException as error:
+        if debug and not isinstance(error, KeyboardInterrupt):
+            traceback.print_exc()
+        message, code = ending(error)
+        note(f"latte: {message}")
+        _leave(code)
 
 
-def _fail(message: str, code: int, debug: bool) -> None:
-    if debug:
-        traceback.print_exc()
-    if interrupted():  # an import that is interrupted may end as another error
-        message, code = "interrupted.", 130
-    note(f"latte: {message}")
+def _leave(code: int) -> None:
+    """Exit when all results are printed; a full disk or a closed pipe shows only now."""
+    try:
+        flush_results()
+    except OutputError as error:
+        note(f"latte: {error}")
+        code = error.exit_code
     sys.exit(code)
 
 

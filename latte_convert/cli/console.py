@@ -10,9 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from latte_convert.errors import OutputError
 from latte_convert.wording import printable, rounded_down
 
 if TYPE_CHECKING:
@@ -55,18 +56,51 @@ def heed_interrupt() -> None:
 
 
 def note(message: str) -> None:
-    """One line for the person at the terminal, on stderr."""
-    _write(sys.stderr, message)
+    """One line for the person at the terminal, on stderr; work goes on where nobody can read it."""
+    with suppress(OSError, ValueError):  # a full disk, or a stream that is closed
+        _write(sys.stderr, message)
 
 
 def result(text: str) -> None:
-    """One line of result, on stdout."""
-    _write(sys.stdout, text)
+    """One line of result, on stdout.
+
+    Raises:
+        OutputError: It cannot be printed.
+    """
+    with _printing():
+        _write(sys.stdout, text)
 
 
 def document(content: Any) -> None:
-    """The one JSON document of ``--json``, on stdout; strict JSON, no NaN."""
-    _write(sys.stdout, json.dumps(content, indent=2, allow_nan=False))
+    """The one JSON document of ``--json``, on stdout; strict JSON, no NaN.
+
+    Raises:
+        OutputError: It cannot be printed.
+    """
+    text = json.dumps(content, indent=2, allow_nan=False)
+    with _printing():
+        _write(sys.stdout, text)
+
+
+def flush_results() -> None:
+    """Bring the results out of this process.
+
+    Raises:
+        OutputError: They cannot be printed.
+    """
+    with _printing():
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:  # a full disk, a closed pipe, a closed stream
+        with suppress(OSError, ValueError):  # or Python tries again at exit, and complains
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise OutputError(f"the results cannot be printed: {getattr(error, 'strerror', None) or error}.") from None
 
 
 def _write(stream: Any, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
@@ -168,6 +169,21 @@ class Kernel(nn.Module, ABC):
     @abstractmethod
     def attend_flops(self, shape: CallShape) -> int:
         """Matmuls of ``attend``; ``shape.queries`` is without prefix rows that are exact."""
+
+
+def check_whole(kernel: str, bounds: Mapping[str, tuple[object, int, int]]) -> None:
+    """Refuse options that are no whole numbers, or so large that a call would not end or not fit.
+
+    Args:
+        kernel: Its name.
+        bounds: By option: its value, the least and the largest that make sense.
+
+    Raises:
+        UsageError: An option is outside its bounds.
+    """
+    for option, (value, least, most) in bounds.items():
+        if type(value) is not int or not least <= value <= most:
+            raise UsageError(f"{kernel}'s option `{option}` is {value!r}: set it to a whole number, {least} to {most}")
 
 
 def check_mask(call: AttentionCall) -> None:

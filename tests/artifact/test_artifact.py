@@ -106,6 +106,10 @@ def test_a_kernel_that_answers_otherwise_is_found(artifact):
         latte_convert.verify(artifact)
 
 
+EMPTY = {"kernel": "elu", "heads": 3, "head_dim": 16, "causal": False, "options": {}}
+"""A site whose kernel has no tensors."""
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -114,11 +118,32 @@ def test_a_kernel_that_answers_otherwise_is_found(artifact):
         (lambda m: m.pop("source"), "source"),
         (lambda m: m["sites"].append({**m["sites"][0], "name": "encoder.layer.6.attention"}), "is missing"),
         (lambda m: m["sites"][0].update(options={"colour": 1}), "kernel 'latte' cannot be built"),
+        (lambda m: m["sites"][0].update(kernel="monarch", options={"steps": 10**12}), "`steps` is 1000000000000"),
+        (lambda m: m["sites"][0].update(kernel="performer", options={"features": 10**11}), "`features` is 1000"),
+        (lambda m: m["sites"][0].update(kernel="elu", options={}, name="no.such"), "unknown tensors"),
+        (lambda m: m["sites"].append({**EMPTY, "name": "no.such"}), r"no attention site 'no\.such'"),
+        (lambda m: m["sites"].append({**EMPTY, "name": "embeddings"}), "no attention site 'embeddings'"),
+        (lambda m: m["sites"][0].update(options={"input_map": True}, heads=4096, head_dim=65536), "is missing"),
         (lambda m: m["source"].update(model_class="BertModel"), "the manifest says BertModel"),
         (lambda m: m["sites"].append(m["sites"][0]), r"'encoder\.layer\.\d\.attention.*' is listed twice"),
         (lambda m: m["recipe"].update(resolution=[1]), r"resolution \[1\] is no number of pixels"),
     ],
-    ids=["future", "unknown key", "lost key", "extra site", "bad options", "other class", "site twice", "resolution"],
+    ids=[
+        "future",
+        "unknown key",
+        "lost key",
+        "extra site",
+        "bad options",
+        "endless",
+        "no memory holds it",
+        "renamed site",
+        "unknown site",
+        "a module that is no site",
+        "too large",
+        "other class",
+        "site twice",
+        "resolution",
+    ],
 )
 def test_a_changed_manifest_is_found(artifact, change, message):
     edit_manifest(artifact, change)

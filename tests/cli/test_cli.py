@@ -103,7 +103,7 @@ def test_inspect_needs_no_report_and_names_a_damaged_one(latte, artifact, tmp_pa
     (copy / "report.json").write_text("{")
     code, stdout, stderr = latte("inspect", copy)
     assert (code, stdout) == (3, "")
-    assert f"{copy / 'report.json'} cannot be read as JSON" in stderr
+    assert f"{copy / 'report.json'}:1: not valid JSON" in stderr
 
 
 @pytest.mark.parametrize("which", ["report", "manifest", "recipe"])
@@ -129,7 +129,12 @@ def test_schema_is_a_valid_json_schema(latte, which):
         (["--option", "bad"], 2, "--option takes KEY=VALUE, such as clusters=64, not 'bad'"),
         (["--option", "window=["], 2, "--option window: '[' is not a value"),
         (["--option", "windows=2"], 3, "kernel 'near_far' has no option 'windows' (nearest: window"),
-        (["--option", "window=-1"], 3, "window and halo are at least 0"),
+        (["--option", "window=-1"], 3, "`window` is -1: set it to a whole number, 0 to 1024"),
+        (["--option", "steps=1000000000000"], 3, "`steps` is 1000000000000: set it to a whole number, 1 to 100"),
+        (["--kernel", "monarch", "--option", "steps=1000000000000"], 3, "`steps` is 1000000000000"),
+        (["--kernel", "performer", "--option", "features=100000000000"], 3, "`features` is 100000000000"),
+        (["--kernel", "fitted", "--option", "features=100000000000"], 3, "`features` is 100000000000"),
+        (["--kernel", "performer", "--option", "seed=-1"], 3, "`seed` is -1"),
         (["--option", "window=wide"], 3, "option 'window' of kernel 'near_far' is 'wide'"),
         (["--kernel", "latte", "--option", "window=2"], 3, "kernel 'latte' has no option 'window'"),
         (["--scorer", "gready"], 2, "gready"),

@@ -9,6 +9,7 @@ from reference.fitted import fitted_reference
 from reference.softmax import softmax_reference
 
 from latte_convert.attention import SiteCall, TokenLayout
+from latte_convert.errors import UsageError
 from latte_convert.kernels.fitting import descent
 from latte_convert.kernels.fitting.descent import DescentStage
 from latte_convert.kernels.rivals.fitted import FittedKernel
@@ -94,5 +95,5 @@ def test_descent_is_deterministic_and_keeps_a_bounded_number_of_tokens(monkeypat
 
 
 def test_features_below_one_are_refused() -> None:
-    with pytest.raises(ValueError, match="features must be at least 1"):
+    with pytest.raises(UsageError, match="`features` is 0: set it to a whole number, 1 to 16384"):
         FittedKernel(HEADS, DIM, features=0)

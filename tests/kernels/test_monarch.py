@@ -234,7 +234,7 @@ def test_options_build_an_equal_kernel() -> None:
 
 @pytest.mark.parametrize("options", [{"block": 0}, {"steps": 0}])
 def test_blocks_and_steps_are_at_least_one(options: dict[str, int]) -> None:
-    with pytest.raises(UsageError, match="block >= 1 or None and steps >= 1"):
+    with pytest.raises(UsageError, match=r"`(block|steps)` is .*: set it to a whole number"):
         MonarchKernel(HEADS, DIM, **options)
 
 

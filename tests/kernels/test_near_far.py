@@ -429,7 +429,7 @@ def test_sums_by_index() -> None:
     [{"window": -1}, {"halo": -1}, {"clusters": 0}, {"steps": 0}, {"views": 3}, {"far": "median"}, {"window": 2.5}],
 )
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=f"{next(iter(options))}={next(iter(options.values()))!r}"):
+    with pytest.raises(UsageError, match=f"{next(iter(options))}(=|` is ){next(iter(options.values()))!r}"):
         kernel(**options)
 
 

@@ -9,7 +9,7 @@ import torch
 from comparing import attend
 from torch import Tensor
 
-from latte_convert.errors import RecipeError
+from latte_convert.errors import UsageError
 from latte_convert.kernels.rivals.performer import PerformerKernel, orthogonal_features
 from latte_convert.kernels.softmax import softmax_attention
 
@@ -68,7 +68,7 @@ def test_the_default_number_of_features_is_recorded() -> None:
 
 
 def test_no_features_are_refused() -> None:
-    with pytest.raises(RecipeError, match="`features` is 0: set it to 1 or more"):
+    with pytest.raises(UsageError, match="`features` is 0: set it to a whole number, 1 to 16384"):
         PerformerKernel(2, 8, features=0)
 
 

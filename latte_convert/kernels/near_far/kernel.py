@@ -54,7 +54,7 @@ from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import UsageError
-from latte_convert.kernels.base import Extras, Kernel, check_mask
+from latte_convert.kernels.base import Extras, Kernel, check_mask, check_whole
 from latte_convert.kernels.linear import no_autocast
 from latte_convert.kernels.near_far.clustering import BLOCK, cell_counts
 from latte_convert.kernels.near_far.fields import attend_far, attend_near, attend_together, far_columns, merge
@@ -102,15 +102,18 @@ class NearFarKernel(Kernel):
         **extras: Unpack[Extras],
     ) -> None:
         super().__init__(heads, head_dim, **extras)
-        least = {"window": (window, 0), "halo": (halo, 0), "steps": (steps, 1), "views": (views, 1)}
-        if clusters is not None:
-            least["clusters"] = (clusters, 1)
-        fine = all(type(value) is int and value >= most for value, most in least.values())
-        if not fine or views & (views - 1) or far not in ("pooled", "clustered"):
+        bounds = {
+            "window": (window, 0, 1024),
+            "halo": (halo, 0, 1024),
+            "clusters": (1 if clusters is None else clusters, 1, 1 << 16),
+            "steps": (steps, 1, 100),
+            "views": (views, 1, 1024),
+        }
+        check_whole("near_far", bounds)
+        if views & (views - 1) or far not in ("pooled", "clustered"):
             raise UsageError(
-                f"near_far has no window={window}, halo={halo}, far={far!r}, clusters={clusters}, steps={steps}, "
-                f"views={views}: window and halo are at least 0, clusters and steps at least 1, views is 1, 2, 4, 8 "
-                "and so on, far is 'pooled' or 'clustered'"
+                f"near_far has no far={far!r}, views={views}: views is 1, 2, 4, 8 and so on, far is 'pooled' or "
+                "'clustered'"
             )
         sizes = {"window": window, "halo": halo, "clusters": clusters, "steps": steps, "views": views}
         self.options |= {"far": far, **sizes}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
-from latte_convert.kernels.base import Extras, Kernel
+from latte_convert.kernels.base import Extras, Kernel, check_whole
 from latte_convert.kernels.linear import linear_attention, linear_flops, no_autocast
 
 
@@ -37,8 +37,7 @@ class FittedKernel(Kernel):
     def __init__(self, heads: int, head_dim: int, *, features: int | None = None, **extras: Unpack[Extras]) -> None:
         super().__init__(heads, head_dim, **extras)
         features = head_dim if features is None else features
-        if features < 1:
-            raise ValueError(f"features must be at least 1, not {features}")
+        check_whole("fitted", {"features": (features, 1, 1 << 14)})
         self.options |= {"features": features}
         self.features = features
         eye = torch.eye(head_dim, features).repeat(heads, 1, 1)

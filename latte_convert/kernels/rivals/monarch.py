@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import UsageError
-from latte_convert.kernels.base import Extras, Kernel, check_mask
+from latte_convert.kernels.base import Extras, Kernel, check_mask, check_whole
 from latte_convert.kernels.linear import no_autocast
 
 
@@ -25,11 +25,11 @@ class MonarchKernel(Kernel):
         head_dim: Channels per head of query, key and value.
         block: Tokens in a block; None: the width of the grid where that is within a factor 2 of ``sqrt(Nk)``,
             otherwise ``sqrt(Nk)``. On a grid a block is then a row, as padding goes in front.
-        steps: Alternating steps, at least 1.
+        steps: Alternating steps, 1 to 100.
         **extras: See ``Extras``.
 
     Raises:
-        UsageError: ``block`` or ``steps`` is below 1.
+        UsageError: ``block`` is not 1 to 2^20, or ``steps`` not 1 to 100.
     """
 
     name = "monarch"
@@ -40,8 +40,7 @@ class MonarchKernel(Kernel):
         self, heads: int, head_dim: int, *, block: int | None = None, steps: int = 1, **extras: Unpack[Extras]
     ) -> None:
         super().__init__(heads, head_dim, **extras)
-        if steps < 1 or (block is not None and block < 1):
-            raise UsageError(f"monarch needs block >= 1 or None and steps >= 1, not block={block}, steps={steps}")
+        check_whole("monarch", {"steps": (steps, 1, 100), "block": (1 if block is None else block, 1, 1 << 20)})
         self.options |= {"block": block, "steps": steps}
         self.block = block
         self.steps = steps
@@ -109,7 +108,7 @@ def monarch_attention(call: AttentionCall, *, block: int, steps: int = 1) -> Ten
     Args:
         call: The call, any floating dtype, with no more queries than keys; its ``causal`` is not read.
         block: Tokens in a block.
-        steps: Alternating steps, at least 1.
+        steps: Alternating steps, 1 to 100.
 
     Returns:
         ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key. Everything is float32

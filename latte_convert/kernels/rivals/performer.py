@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
-from latte_convert.errors import RecipeError
-from latte_convert.kernels.base import Extras, Kernel
+from latte_convert.kernels.base import Extras, Kernel, check_whole
 from latte_convert.kernels.linear import chunked, divided, linear_attention, linear_flops, no_autocast
 
 EPS = 1e-6
@@ -31,7 +30,7 @@ class PerformerKernel(Kernel):
         **extras: See ``Extras``.
 
     Raises:
-        RecipeError: ``features`` is not positive.
+        UsageError: ``features`` is not 1 to 2^14, or ``seed`` not a seed of PyTorch.
     """
 
     name = "performer"
@@ -44,8 +43,7 @@ class PerformerKernel(Kernel):
         super().__init__(heads, head_dim, **extras)
         if features is None:
             features = max(1, int(head_dim * math.log(head_dim)))
-        if features < 1:
-            raise RecipeError(f"performer's option `features` is {features}: set it to 1 or more, or leave it out")
+        check_whole("performer", {"features": (features, 1, 1 << 14), "seed": (seed, 0, (1 << 63) - 1)})
         self.features = features
         self.options |= {"features": features, "seed": seed}
         self.register_buffer("projection", orthogonal_features(features, head_dim, seed))

@@ -1,0 +1,53 @@
+"""How a command ends: from an error to a sentence and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Iterator
+
+from latte_convert.cli.console import interrupted
+from latte_convert.errors import InputError, LatteError, first_line
+
+_LESS = {
+    "score": "Lower --samples or --resolution, or take a smaller model",
+    "convert": "Lower --samples or --resolution, or take a smaller model",
+    "eval": "Lower --batch-size or --samples",
+    "bench": "Give shorter --tokens or smaller --resolutions",
+}
+"""What takes less memory, by command."""
+
+_ALLOCATION = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc")
+"""How PyTorch and what it is built on say that memory cannot be had: as a plain RuntimeError on a CPU."""
+
+
+def ending(error: BaseException) -> tuple[str, int]:
+    """What to say about an error, and the exit code."""
+    if isinstance(error, KeyboardInterrupt) or interrupted():  # an import that is interrupted may end as another error
+        return "interrupted.", 130
+    shortage = next(filter(_is_shortage, _chain(error)), None)
+    if shortage is not None:
+        told = f"{error} " if isinstance(error, InputError) else ""
+        command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        less = _LESS.get(command, "Close other programs")
+        reason = first_line(shortage).rstrip(".") if str(shortage) else "this machine has no more"
+        return f"{told}out of memory: {reason}. {less}, or use a machine or --device with more.", InputError.exit_code
+    if isinstance(error, LatteError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror or first_line(error)}.", InputError.exit_code
+    return f"internal error: {type(error).__name__}: {error}. Run again with --debug, and report it.", 1
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those it came from; one that a sentence has replaced counts, too."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_shortage(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _ALLOCATION)
