@@ -12,9 +12,9 @@ import pytest
 import torch
 import transformers as hf
 from open_clip.push_to_hf_hub import save_config_for_hf
+from open_clip_models import COCA, PREPROCESS, SIGLIP, TEXT, VISION, build, write
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from test_open_clip import COCA, MODELS, SIGLIP, TEXT, VISION, build
 
 import latte_convert
 from latte_convert.checkpoints.resolve import resolve
@@ -23,24 +23,6 @@ from latte_convert.errors import CheckpointError, DataError, IntegrityError, Rec
 from latte_convert.recipe import Recipe
 
 RECIPE = Recipe(kernel="latte", samples=6, ratio=0.5)
-PREPROCESS = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4], "interpolation": "bilinear", "resize_mode": "squash"}
-
-
-def write(path: Path, name: str = "clip", *, dtype: torch.dtype = torch.float32, weights: str | None = None) -> Path:
-    """A checkpoint as open_clip writes it."""
-    path.mkdir()
-    model: Any = build(name).to(dtype)
-    _, config = MODELS[name]
-    if name != "clip":
-        config = {**config, "custom_text": not isinstance(model, open_clip.CLIP)}
-    open_clip.model.set_model_preprocess_cfg(model, PREPROCESS)
-    save_config_for_hf(model, path / "open_clip_config.json", config)
-    tensors = {key: value.clone() for key, value in model.state_dict().items()}
-    if weights is None:
-        save_file(tensors, path / "open_clip_model.safetensors")
-    else:
-        torch.save(tensors, path / weights)
-    return path
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 import open_clip
 import pytest
 import torch
+from open_clip_models import write
 from PIL import Image
-from test_open_clip_checkpoint import write
 
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.data.samples import Sample

@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from bench.artifacts import make_artifact
+from bench.artifacts import EVERY_SECOND, make_artifact
 
 from latte_convert.artifact.manifest import read_manifest
 from latte_convert.artifact.verify import verify
@@ -17,9 +16,8 @@ from latte_convert.bench.result import BenchReport, Crossover
 
 
 @pytest.fixture(scope="module")
-def made(tiny_dino: Path, tmp_path_factory) -> Path:
-    batch = {"pixel_values": torch.randn(1, 3, 56, 56), "interpolate_pos_encoding": True}
-    return make_artifact(tiny_dino, tmp_path_factory.mktemp("bench") / "dino", batch)
+def made(tiny_dino: Path, photos: Path, tmp_path_factory) -> Path:
+    return make_artifact(tiny_dino, photos, tmp_path_factory.mktemp("bench") / "dino", EVERY_SECOND)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import (
+from data.making import (
     BLUE,
     GREEN,
     RED,

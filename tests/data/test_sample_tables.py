@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import (
+from data.making import (
     encoded,
     everything,
     fill,

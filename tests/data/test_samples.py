@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from making import (
+from data.making import (
     encoded,
     everything,
     fill,

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from making import (
+from data.making import (
     encoded,
     everything,
     fill,
