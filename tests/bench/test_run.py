@@ -81,8 +81,9 @@ def test_flops_of_the_original_are_those_of_its_formula(report):
 def test_flops_of_the_hybrid_differ_by_the_plain_sum_over_values(report):
     for length in report.lengths:
         flops = length.variant("hybrid").flops
-        # Keys times values and queries times that, 3 heads of 16 and one more feature; and the scale of 48 channels.
-        assert flops.formula == 3 * 2 * (2 * length.tokens * 3 * 16 * 17 + length.tokens * 48)
+        # Of 3 heads of 16 and one more feature: keys times values, and patches times that. CLS attends exactly.
+        keys, patches, cls = length.tokens * 16 * 17, (length.tokens - 1) * 16 * 17, 2 * length.tokens * 16
+        assert flops.formula == 3 * 3 * 2 * (keys + patches + cls)
         assert flops.measured - flops.formula == 3 * 2 * length.tokens * 48
 
 
