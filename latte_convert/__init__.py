@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from latte_convert.artifact.load import load
     from latte_convert.artifact.verify import restore, verify
     from latte_convert.conversion import Result, convert, score
@@ -34,6 +35,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from latte_convert.environment import tool_version
+
+        return tool_version()
     if name not in _HOMES:
         raise AttributeError(f"module 'latte_convert' has no attribute '{name}'")
     return getattr(import_module(f"latte_convert.{_HOMES[name]}"), name)

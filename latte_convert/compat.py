@@ -1,4 +1,4 @@
-"""Every private or undocumented part of a library that this package relies on.
+"""What may be missing: optional libraries, and parts of a library that it does not promise to keep.
 
 Such a part may go with any release. Each says in which release it was last seen and what happens without it. It is
 looked up when it is used, so that importing this module imports no library.
@@ -14,10 +14,29 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latte_convert.errors import CheckpointError
+from latte_convert.errors import CheckpointError, InputError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+def require(module: str, extra: str) -> Any:
+    """Import a module that only an optional extra of this package brings.
+
+    Args:
+        module: Its name, such as ``pycocotools.coco``.
+        extra: The extra in ``pyproject.toml`` that has it.
+
+    Raises:
+        InputError: It is not installed, or cannot be imported; the message says how to get it.
+    """
+    library = module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ImportError as error:
+        absent = isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == library
+        reason = "is not installed" if absent else f"cannot be imported ({first_line(error)})"
+        raise InputError(f"this needs {library}, which {reason}: pip install 'latte-convert[{extra}]'.") from None
 
 
 class Absent:

@@ -18,10 +18,11 @@ from latte_convert.errors import CheckpointError, GateError
 from latte_convert.measuring.fidelity import Fidelity, measure
 from latte_convert.measuring.maps import attention_maps
 from latte_convert.measuring.stripes import stripe_analysis
-from latte_convert.progress import Progress, Stopwatch, silent
+from latte_convert.progress import Progress, Stopwatch, progress_of, silent
 from latte_convert.recipe import Candidate, Recipe
 from latte_convert.report.build import Findings, build_report
 from latte_convert.report.schema import Report
+from latte_convert.report.summary import summarise
 from latte_convert.selection.choice import Choice, choose_plan, score_sites
 from latte_convert.selection.plan import Plan
 from latte_convert.selection.policy import count
@@ -43,6 +44,10 @@ class Result:
     plan: Plan
     report: Report
     task: Task
+
+    def __repr__(self) -> str:
+        """What was converted, how close it is and what it costs, in a few lines."""
+        return f"{summarise(self.report)}\n  next      result.save(DIRECTORY)"
 
     def save(self, out: str | Path, *, overwrite: bool = False) -> Path:
         """Write the artifact; see ``latte_convert.artifact.save``. ``report`` then names it by its fingerprint.
@@ -73,7 +78,7 @@ def convert(
     revision: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
-    progress: Progress = silent,
+    progress: Progress | bool = True,
 ) -> Result:
     """Convert a model into a hybrid, without training.
 
@@ -87,7 +92,7 @@ def convert(
         revision: Branch, tag or commit of a Hub model.
         allow_pickle: Accept a checkpoint without safetensors.
         trust_remote_code: Run Python code that comes with a checkpoint.
-        progress: Told of every stage and step.
+        progress: True shows bars; False shows nothing; a function is told of every stage and step.
 
     Returns:
         The hybrid, the plan and the report. Nothing is written; call ``save``.
@@ -99,7 +104,7 @@ def convert(
         GateError: No plan meets the budget, or the held-out fidelity is below ``min_fidelity``; the model is left as
             it was.
     """
-    clock = Stopwatch()
+    clock, progress = Stopwatch(), progress_of(progress)
     with clock("load"):
         task = open_task(
             model,
@@ -135,7 +140,7 @@ def score(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     stripes: bool = False,
-    progress: Progress = silent,
+    progress: Progress | bool = True,
 ) -> Report:
     """Measure how sensitive each attention site is; the model is left as it was.
 
@@ -144,7 +149,7 @@ def score(
     Returns:
         A report whose ``fidelity`` is None, with the sites that the recipe would convert.
     """
-    clock = Stopwatch()
+    clock, progress = Stopwatch(), progress_of(progress)
     with clock("load"):
         task = open_task(
             model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from importlib import metadata
 
@@ -44,8 +45,12 @@ def peak_memory_bytes() -> int:
 
 
 def library_versions() -> dict[str, str]:
-    """Installed versions of the libraries that decide a result."""
-    return {name: metadata.version(name) for name in LIBRARIES}
+    """Versions of the libraries that decide a result, of those that are installed."""
+    found = {}
+    for name in LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def tool_version() -> str:

@@ -15,6 +15,27 @@ def silent(_title: str, _total: int) -> Callable[[], None]:
     return lambda: None
 
 
+def bars(title: str, total: int) -> Callable[[], None]:
+    """A progress of bars: widgets in a notebook, lines on a terminal, nothing in a redirected log."""
+    from tqdm.auto import tqdm
+
+    bar = tqdm(total=total, desc=title, disable=None)
+
+    def advance() -> None:
+        bar.update()
+        if bar.n >= total:
+            bar.close()
+
+    return advance
+
+
+def progress_of(wish: Progress | bool) -> Progress:
+    """The progress that a caller asks for: True stands for ``bars``, False for none."""
+    if callable(wish):
+        return wish
+    return bars if wish else silent
+
+
 class Stopwatch:
     """Wall time of stages.
 

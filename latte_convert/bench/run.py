@@ -16,7 +16,7 @@ from latte_convert.bench.measure import Settings, measure_case, measure_guard
 from latte_convert.bench.result import BenchReport
 from latte_convert.environment import choose_device, library_versions, tool_version
 from latte_convert.errors import CheckpointError, UsageError
-from latte_convert.progress import Progress, silent
+from latte_convert.progress import Progress, progress_of
 
 ROUNDS = 10
 
@@ -32,7 +32,7 @@ def bench(
     compile: bool = True,
     rounds: int = ROUNDS,
     trust_remote_code: bool = False,
-    progress: Progress = silent,
+    progress: Progress | bool = True,
 ) -> BenchReport:
     """Measure what an artifact costs beside its original, over sequence lengths.
 
@@ -47,7 +47,7 @@ def bench(
         compile: Measure the hybrid with compiled kernels too.
         rounds: Measurements of each variant, fewer where they take long.
         trust_remote_code: Run Python code that came with the source checkpoint.
-        progress: Told of every length.
+        progress: True shows bars; False shows nothing; a function is told of every length.
 
     Raises:
         IntegrityError: ``directory`` is not a whole artifact.
@@ -64,7 +64,7 @@ def bench(
     artifact.model.to(dtype=dtype)
     parameter = next(artifact.model.parameters())
     modality, cases = make_cases(artifact, tokens, resolutions, data)
-    settings = Settings(parameter.device, compile, rounds, progress)
+    settings = Settings(parameter.device, compile, rounds, progress_of(progress))
     lengths = [measure_case(case, artifact.kernels, settings) for case in cases]
     crossover = find_crossover(ratios(lengths, "hybrid"))
     guard = [

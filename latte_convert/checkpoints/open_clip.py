@@ -17,6 +17,7 @@ from latte_convert.checkpoints.open_clip_inputs import CONFIG, OpenClipProcessor
 from latte_convert.checkpoints.quiet import quiet_open_clip
 from latte_convert.checkpoints.timm import resize_timm
 from latte_convert.checkpoints.weights import download, local_directory, read_config, weight_files
+from latte_convert.compat import require
 from latte_convert.errors import CheckpointError, first_line, nearest
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ def resolve_open_clip(name: str, *, allow_pickle: bool = False, identifier: str 
 
     Raises:
         CheckpointError: There is no such model, or it has no usable weights or configuration.
+        InputError: open_clip is not installed.
     """
+    require("open_clip", "open-clip")
     source, _, rest = name.partition(":")
     if source == "local-dir":
         path = local_directory(rest, "open_clip")

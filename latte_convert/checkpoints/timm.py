@@ -15,6 +15,7 @@ from latte_convert import compat
 from latte_convert.checkpoints.base import Checkpoint, check_patches
 from latte_convert.checkpoints.hf import main_dtype
 from latte_convert.checkpoints.weights import download, local_directory, read_config, weight_files
+from latte_convert.compat import require
 from latte_convert.data.feed import Batch
 from latte_convert.errors import CheckpointError, nearest
 
@@ -36,7 +37,9 @@ def resolve_timm(name: str, *, allow_pickle: bool = False, identifier: str | Non
 
     Raises:
         CheckpointError: There is no such model, or it has no usable weights or configuration.
+        InputError: timm is not installed.
     """
+    require("timm", "timm")
     source, _, rest = name.partition(":")
     if source == "local-dir":
         path = local_directory(rest, "timm")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from latte_convert.cli import artifact, bench, conversion, evaluation, report, schema
-from latte_convert.cli.console import flush_results, interrupt, note
+from latte_convert.cli.console import alert, flush_results, interrupt, quiet
 from latte_convert.cli.endings import ending
 from latte_convert.errors import OutputError
 
@@ -18,7 +18,6 @@ app = typer.Typer(
     name="latte",
     help="Convert pretrained transformers into linear-attention hybrids without training, and measure the cost.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -44,34 +43,44 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _options(
+    quiet_: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Show only results, warnings and errors: no progress, no tables.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Options of every command."""
+    """Options of every command; they may stand behind it too."""
+    quiet(quiet_)
 
 
 def main() -> None:
     """Entry point: turns every error into a sentence on stderr and an exit code."""
+    _options_first()
     debug = "--debug" in sys.argv
-    if debug and sys.argv.index("--debug") > 1:  # accept it behind the command too
-        sys.argv.remove("--debug")
-        sys.argv.insert(1, "--debug")
     for kill in (signal.SIGINT, signal.SIGTERM):  # a scheduler's polite kill cleans up like Ctrl-C
         signal.signal(kill, interrupt)
     try:
         app()
     except SystemExit as end:
         if end.code == 130:  # typer has turned Ctrl-C into an exit without a word
-            note("latte: interrupted.")
+            alert("latte: interrupted.")
         _leave(int(end.code or 0))
     except BaseException as error:
         if debug and not isinstance(error, KeyboardInterrupt):
             traceback.print_exc()
         message, code = ending(error)
-        note(f"latte: {message}")
+        alert(f"latte: {message}")
         _leave(code)
+
+
+def _options_first() -> None:
+    """Move what every command takes before it: people write it behind."""
+    for flag in ("--debug", "--quiet", "-q"):
+        if flag in sys.argv[2:]:
+            sys.argv.remove(flag)
+            sys.argv.insert(1, flag)
 
 
 def _leave(code: int) -> None:
@@ -79,7 +88,7 @@ def _leave(code: int) -> None:
     try:
         flush_results()
     except OutputError as error:
-        note(f"latte: {error}")
+        alert(f"latte: {error}")
         code = error.exit_code
     sys.exit(code)
 

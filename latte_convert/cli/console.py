@@ -55,8 +55,22 @@ def heed_interrupt() -> None:
         raise KeyboardInterrupt
 
 
+_QUIET = threading.Event()
+
+
+def quiet(wish: bool) -> None:
+    """Whether only results, warnings and errors are shown."""
+    (_QUIET.set if wish else _QUIET.clear)()
+
+
 def note(message: str) -> None:
-    """One line for the person at the terminal, on stderr; work goes on where nobody can read it."""
+    """One line for the person at the terminal, on stderr; ``--quiet`` leaves it out."""
+    if not _QUIET.is_set():
+        alert(message)
+
+
+def alert(message: str) -> None:
+    """A warning or an error, on stderr; work goes on where it cannot be written."""
     with suppress(OSError, ValueError):  # a full disk, or a stream that is closed
         _write(sys.stderr, message)
 
@@ -114,7 +128,7 @@ def _write(stream: Any, text: str) -> None:
 class _PlainHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write one warning."""
-        note(f"{record.levelname.lower()}: {record.getMessage()}")
+        alert(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 @contextmanager
@@ -132,7 +146,7 @@ def log_to_stderr() -> Iterator[None]:
 @contextmanager
 def progress() -> Iterator[Callable[[str, int], Advance]]:
     """A progress for ``convert`` and ``score``: bars with the time left, or one line a stage off a terminal."""
-    if not fancy():
+    if _QUIET.is_set() or not fancy():
         yield _plain_progress
         return
     from rich.console import Console
@@ -182,6 +196,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
         rows: Cells as text.
         right: Columns of numbers, which are aligned to the right.
     """
+    if _QUIET.is_set():
+        return
     if not fancy():
         widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
         note(title)

@@ -149,4 +149,4 @@ def _show_plan(report: Report, json: bool) -> None:
 
 def _warn(report: Report) -> None:
     for warning in report.warnings:
-        console.note(f"warning: {warning}")
+        console.alert(f"warning: {warning}")

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from latte_convert.compat import require
+
 Modality = Literal["image", "text", "audio"]
 Value = Image.Image | str | npt.NDArray[np.float32]
 
@@ -111,9 +113,7 @@ def decode_audio(raw: bytes, sampling_rate: int | None = None) -> npt.NDArray[np
     Raises:
         BadSample: Not audio, damaged, without frames, or not finite.
     """
-    import soundfile
-    import soxr
-
+    soundfile, soxr = require("soundfile", "audio"), require("soxr", "audio")
     try:
         frames, rate = soundfile.read(io.BytesIO(raw), dtype="float32", always_2d=True)
     except (soundfile.SoundFileError, RuntimeError, TypeError, ValueError) as error:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from latte_convert.compat import require
 from latte_convert.data.columns import cell_content, choose_column
 from latte_convert.data.decode import BadSample, Modality
 from latte_convert.data.sources import looks_like_path
@@ -97,8 +98,7 @@ def _parse(spec: str) -> tuple[str, str | None, int, int | None]:
 
 def _stream(name: str, split: str | None) -> tuple[str, Iterator[Mapping[str, Any]]]:
     """Name of the split and its rows, images and audio left encoded."""
-    import datasets
-
+    datasets = require("datasets", "datasets")
     splits = datasets.load_dataset(name, streaming=True)
     if split is None:
         split = "train" if "train" in splits else next(iter(splits))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from latte_convert.compat import require
 from latte_convert.data.columns import find_column
 from latte_convert.data.decode import BadSample, decode_utf8
 from latte_convert.errors import DataError
@@ -282,9 +283,7 @@ class ParquetTable(Table):
     """The rows of a parquet file. One cell is found by scanning its column in batches of 8 MB."""
 
     def __init__(self, path: Path) -> None:
-        import pyarrow as pa  # type: ignore[import-untyped]
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
+        pa, pq = require("pyarrow", "datasets"), require("pyarrow.parquet", "datasets")
         super().__init__(path)
         try:
             with pq.ParquetFile(path) as file:
@@ -323,9 +322,7 @@ class ParquetTable(Table):
                 yield {name: _value(batch.column(i)[index]) for i, name in enumerate(self._names)}
 
     def _batches(self, groups: list[int] | None, columns: list[str] | None) -> Iterator[Any]:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
+        pa, pq = require("pyarrow", "datasets"), require("pyarrow.parquet", "datasets")
         try:
             # Without pre_buffer, which would hold the whole row group in memory.
             with pq.ParquetFile(self.path, pre_buffer=False) as file:

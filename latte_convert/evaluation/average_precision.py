@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from latte_convert.compat import require
 from latte_convert.data.boxes import Instances
-from latte_convert.evaluation.extra import need
 
 _ALL = ([0.0, 1e10], "all", 100)  # area range, its name, detections of a class in an image: COCO's AP
 
@@ -28,7 +28,7 @@ def match(instances: Instances, detections: dict[Any, dict[str, Any]]) -> list[l
     Returns:
         For each image the evaluation of every category; what ``average_precision`` takes.
     """
-    truth, found = need("pycocotools.coco").COCO(), need("pycocotools.coco").COCO()
+    truth, found = require("pycocotools.coco", "eval").COCO(), require("pycocotools.coco", "eval").COCO()
     ids = list(detections)
     shared = {
         "images": [instances.images[image] for image in ids],
@@ -40,7 +40,7 @@ def match(instances: Instances, detections: dict[Any, dict[str, Any]]) -> list[l
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools reports its progress with print
         truth.createIndex()
         found.createIndex()
-        evaluation = need("pycocotools.cocoeval").COCOeval(truth, found, "bbox")
+        evaluation = require("pycocotools.cocoeval", "eval").COCOeval(truth, found, "bbox")
         _restrict(evaluation.params, ids, list(instances.categories))
         evaluation.evaluate()
     # COCOeval sorts ids; its evaluations go by category, then by image.
@@ -60,7 +60,7 @@ def average_precision(matches: Sequence[Sequence[Any]]) -> dict[str, float]:
     Returns:
         NaN where there is no box in these images.
     """
-    evaluation = need("pycocotools.cocoeval").COCOeval(iouType="bbox")
+    evaluation = require("pycocotools.cocoeval", "eval").COCOeval(iouType="bbox")
     _restrict(evaluation.params, list(range(len(matches))), list(range(len(matches[0]))))
     evaluation._paramsEval = copy.deepcopy(evaluation.params)
     evaluation.evalImgs = [image[k] for k in range(len(matches[0])) for image in matches]

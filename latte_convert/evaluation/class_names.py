@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from latte_convert.compat import require
 from latte_convert.data.examples import unknown_class
 from latte_convert.errors import DataError
 
@@ -76,7 +77,5 @@ def _plain(name: str) -> str:
 
 def _synsets() -> list[str]:
     """WordNet ids of ImageNet's classes, in the order of all its classifiers."""
-    from timm.data.imagenet_info import ImageNetInfo
-
-    info: Any = ImageNetInfo("imagenet-1k")
+    info: Any = require("timm.data.imagenet_info", "timm").ImageNetInfo("imagenet-1k")
     return list(info.label_names())

@@ -14,7 +14,7 @@ from latte_convert.evaluation.result import EvalReport, GateReport, MetricReport
 from latte_convert.evaluation.side_by_side import run_both
 from latte_convert.evaluation.tasks import get_task, task_names
 from latte_convert.evaluation.tasks.base import Setting, Task, require_two
-from latte_convert.progress import Progress, silent
+from latte_convert.progress import Progress, progress_of
 
 if TYPE_CHECKING:
     from latte_convert.artifact.load import Artifact
@@ -35,7 +35,7 @@ def evaluate(
     fail_under: float | None = None,
     device: str = "auto",
     trust_remote_code: bool = False,
-    progress: Progress = silent,
+    progress: Progress | bool = True,
 ) -> EvalReport:
     """Measure a hybrid beside its original on the same samples.
 
@@ -55,7 +55,7 @@ def evaluate(
         fail_under: Least retention of that metric; the report says whether it was met.
         device: ``auto``, ``cpu``, ``cuda``, ….
         trust_remote_code: Run Python code that came with the source checkpoint.
-        progress: Told of every input.
+        progress: True shows bars; False shows nothing; a function is told of every input.
 
     Raises:
         UsageError: There is no such task or metric, an option is another task's, or ``fail_under`` is no retention.
@@ -84,7 +84,7 @@ def evaluate(
     require_two(len(job.examples), ", ".join(setting.data))
     artifact = open_artifact(directory, device=device, trust_remote_code=trust_remote_code)
     loaded = time.perf_counter()
-    done = run_both(job, artifact, batch_size, progress)
+    done = run_both(job, artifact, batch_size, progress_of(progress))
     ran = time.perf_counter()
     original, hybrid = job.records(done.examples, done.original), job.records(done.examples, done.hybrid)
     require_two(len(original), ", ".join(setting.data))

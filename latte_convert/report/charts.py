@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from latte_convert.report import text
 from latte_convert.report.axes import Axis, Tick, bar_axis, cosine_axis, linear_axis, number_axis
 from latte_convert.report.compare import flops_share
 from latte_convert.report.schema import FrontierPoint, Report, SiteReport
+from latte_convert.wording import rounded_down
 
 MARKS = (
     "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
@@ -123,7 +123,7 @@ def block_chart(blocks: Sequence[Block]) -> Chart | None:
             label=label,
             style=style,
             dots=tuple(
-                Dot(block.number, block.cosine, f"{block.number}: {text.cosine(block.cosine)}", solid=converted)
+                Dot(block.number, block.cosine, f"{block.number}: {rounded_down(block.cosine)}", solid=converted)
                 for block in blocks
                 if block.converted is converted
             ),
@@ -161,7 +161,7 @@ def frontier_chart(points: Sequence[FrontierPoint]) -> Chart | None:
                     Dot(
                         point.flops_share,
                         value,
-                        f"{point.converted} sites, {text.cosine(value)}",
+                        f"{point.converted} sites, {rounded_down(value)}",
                         solid=point.cosine is not None,
                         ringed=point.chosen,
                     )
@@ -216,7 +216,7 @@ def comparison_chart(reports: Mapping[str, Report]) -> Chart | None:
         x=linear_axis(FLOPS, 0.0, max(share for _, share, _ in placed), _percent),
         y=cosine_axis(COSINE, [cosine for *_, cosine in placed]),
         series=tuple(
-            Series(name, i % len(MARKS), (Dot(share, cosine, f"{name}: {text.cosine(cosine)}"),))
+            Series(name, i % len(MARKS), (Dot(share, cosine, f"{name}: {rounded_down(cosine)}"),))
             for i, (name, share, cosine) in enumerate(placed)
         ),
     )

@@ -29,6 +29,7 @@ from latte_convert.report.heatmap import heatmap_uri
 from latte_convert.report.palette import DARK, LIGHT, RAMP, declarations
 from latte_convert.report.schema import FrontierPoint, Report
 from latte_convert.report.verdict import LEVELS, level_of, worth_of
+from latte_convert.wording import rounded_down
 
 _T = TypeVar("_T")
 
@@ -177,7 +178,7 @@ def template(name: str) -> Template:
     environment = Environment(loader=FunctionLoader(load), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.globals.update(
         times=text.times,
-        cosine=text.cosine,
+        cosine=rounded_down,
         number=text.number,
         percent=text.percent,
         flops=text.flops,

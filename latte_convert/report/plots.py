@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from latte_convert.artifact.results import Fill, write_files
-from latte_convert.errors import UsageError
+from latte_convert.compat import require
 from latte_convert.measuring.map_result import AttentionMap
 from latte_convert.report.charts import Bars, Chart, block_chart, blocks, frontier_chart, sensitivity_bars
 from latte_convert.report.curves import MEASURES, bench_chart
@@ -25,9 +25,9 @@ def plot_paths(report: Report, directory: Path, stem: str = "report") -> list[Pa
     """The files that ``write_plots`` would write.
 
     Raises:
-        UsageError: The library that draws them is not installed.
+        InputError: The library that draws them is not installed.
     """
-    _resvg()
+    require("resvg_py", "plots")
     return [directory / f"{stem}-{name}.png" for name, _ in _figures(report)]
 
 
@@ -43,10 +43,10 @@ def write_plots(report: Report, directory: Path, stem: str = "report") -> list[P
         The files, in the order of the page.
 
     Raises:
-        UsageError: The library that draws them is not installed.
+        InputError: The library that draws them is not installed.
         OutputError: A file cannot be written.
     """
-    resvg = _resvg()
+    resvg = require("resvg_py", "plots")
     fills: dict[Path, Fill] = {}
     for name, svg in _figures(report):
         picture = resvg.svg_to_bytes(
@@ -59,16 +59,6 @@ def write_plots(report: Report, directory: Path, stem: str = "report") -> list[P
 
 
 _FONT = "DejaVu Sans"
-
-
-def _resvg() -> Any:
-    try:
-        import resvg_py
-    except ImportError:
-        raise UsageError(
-            "plots need resvg: pip install 'latte-convert[plots]', or leave out --plots; report.html has the charts."
-        ) from None
-    return resvg_py
 
 
 def _figures(report: Report) -> Iterator[tuple[str, str]]:

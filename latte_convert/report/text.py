@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from decimal import ROUND_FLOOR, Decimal
 from typing import Any
 
 from markupsafe import Markup, escape
+
+from latte_convert.wording import rounded_down
 
 
 def dotted(name: str) -> Markup:
     """A module's name, escaped, that a narrow column breaks after its dots."""
     return Markup(".<wbr>").join(escape(part) for part in name.split("."))
-
-
-def cosine(value: float) -> str:
-    """Rounded down, so that what is shown never looks better than the verdict."""
-    return str(Decimal(repr(value)).quantize(Decimal("0.0001"), ROUND_FLOOR))
 
 
 def number(value: float) -> str:
@@ -27,7 +23,7 @@ def number(value: float) -> str:
 
 def times(value: float) -> str:
     """A ratio, rounded down to two decimals, so that a gain never looks better than it is."""
-    return f"{Decimal(repr(value)).quantize(Decimal('0.01'), ROUND_FLOOR)}x"
+    return f"{rounded_down(value, 2)}x"
 
 
 def percent(value: float) -> str:

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from report.samples import make_full, make_report
 
-from latte_convert.errors import UsageError
+from latte_convert.errors import InputError
 from latte_convert.report.plots import write_plots
 
 
@@ -30,5 +30,5 @@ def test_a_plain_report_has_two(tmp_path: Path) -> None:
 
 def test_without_resvg_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(UsageError, match=r"pip install 'latte-convert\[plots\]'"):
+    with pytest.raises(InputError, match=r"pip install 'latte-convert\[plots\]'"):
         write_plots(make_report(), tmp_path)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from latte_convert import compat
 from latte_convert.checkpoints.quiet import quiet_transformers
+from latte_convert.compat import require
 from latte_convert.data.choice import choose
 from latte_convert.data.columns import cell, text_cell
 from latte_convert.data.decode import SUFFIXES, BadSample, Value
@@ -19,7 +20,6 @@ from latte_convert.data.examples import Example, file_loader, named_file
 from latte_convert.data.feed import Inputs
 from latte_convert.data.tables import open_table
 from latte_convert.errors import CheckpointError, DataError, first_line
-from latte_convert.evaluation.extra import need
 from latte_convert.evaluation.tasks.base import Metric, Task, require_two
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class AsrTask(Task):
 
     def records(self, examples: Sequence[Example], predictions: Sequence[Any]) -> Any:
         """Word errors (substituted, deleted, inserted) and words of every utterance, ``(N, 2)``."""
-        jiwer = need("jiwer")
+        jiwer = require("jiwer", "eval")
         counts = []
         for example, heard in zip(examples, predictions, strict=True):
             out = jiwer.process_words(self._normalise(example.target), self._normalise(heard))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from latte_convert.compat import require
 from latte_convert.data.boxes import categories_of, read_instances
 from latte_convert.data.choice import choose
 from latte_convert.data.decode import Value
@@ -18,7 +19,6 @@ from latte_convert.data.label_files import image_folder, label_files, one
 from latte_convert.errors import DataError
 from latte_convert.evaluation.average_precision import average_precision, match
 from latte_convert.evaluation.class_names import class_names
-from latte_convert.evaluation.extra import need
 from latte_convert.evaluation.tasks.base import Metric, Task, require_two
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class DetectionTask(Task):
         """One example an image; its entry is the target."""
         files, folders = label_files(self.setting.data, ("instances*.json", "*.json"))
         file = one(files)
-        need("pycocotools.coco")
+        require("pycocotools.coco", "eval")
         self._instances = read_instances(file)
         self._categories = categories_of(class_names(self.setting.source), self._instances, str(file))
         where, images = self._instances.where, self._instances.images

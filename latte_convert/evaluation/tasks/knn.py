@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from latte_convert.evaluation.extra import need
+from latte_convert.compat import require
 from latte_convert.evaluation.tasks.probe import ProbeTask
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07
@@ -19,7 +19,7 @@ class KnnTask(ProbeTask):
 
     def classify(self, train: Any, targets: Any, test: Any) -> Any:
         """The class with most votes."""
-        neighbors = need("sklearn.neighbors")
+        neighbors = require("sklearn.neighbors", "eval")
         classifier = neighbors.KNeighborsClassifier(min(NEIGHBOURS, len(train)), metric="cosine", weights=_votes)
         return classifier.fit(train, targets).predict(test)
 

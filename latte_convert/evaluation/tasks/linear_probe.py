@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from latte_convert.evaluation.extra import need
+from latte_convert.compat import require
 from latte_convert.evaluation.tasks.probe import ProbeTask
 
 
@@ -15,7 +15,7 @@ class LinearProbeTask(ProbeTask):
 
     def classify(self, train: Any, targets: Any, test: Any) -> Any:
         """The most probable class."""
-        linear, pipeline = need("sklearn.linear_model"), need("sklearn.pipeline")
-        scaler = need("sklearn.preprocessing").StandardScaler()
+        linear, pipeline = require("sklearn.linear_model", "eval"), require("sklearn.pipeline", "eval")
+        scaler = require("sklearn.preprocessing", "eval").StandardScaler()
         probe = pipeline.make_pipeline(scaler, linear.LogisticRegression(max_iter=5000))
         return probe.fit(train, targets).predict(test)

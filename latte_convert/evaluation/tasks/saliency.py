@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from latte_convert.compat import require
 from latte_convert.data.examples import Example
 from latte_convert.data.samples import SampleSet
 from latte_convert.data.sources import missing_path
 from latte_convert.errors import DataError
-from latte_convert.evaluation.extra import need
 from latte_convert.evaluation.features import image_tokens, no_image_features
 from latte_convert.evaluation.tasks.base import Metric, Task
 from latte_convert.evaluation.unlabelled import examples_of, open_unlabelled
@@ -55,7 +55,7 @@ class SaliencyTask(Task):
             return None
         if not self.setting.decoder.is_file():
             raise missing_path(str(self.setting.decoder))
-        runtime = need("onnxruntime")
+        runtime = require("onnxruntime", "export")
         try:
             return runtime.InferenceSession(str(self.setting.decoder), providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime's errors share no public base class

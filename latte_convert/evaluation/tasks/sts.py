@@ -12,13 +12,13 @@ import numpy as np
 from torch import Tensor
 
 from latte_convert.checkpoints.weights import read_config
+from latte_convert.compat import require
 from latte_convert.data.choice import choose
 from latte_convert.data.columns import cell, find_column, text_cell
 from latte_convert.data.examples import Example, text_loader
 from latte_convert.data.feed import Inputs, run
 from latte_convert.data.tables import open_table
 from latte_convert.errors import CheckpointError, DataError
-from latte_convert.evaluation.extra import need
 from latte_convert.evaluation.tasks.base import Metric, Task, require_two
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class StsTask(Task):
         cosines, scores = np.asarray(records).T
         if np.ptp(cosines) < ROUNDING or np.ptp(scores) == 0:
             return {"spearman": math.nan, "pearson": math.nan}
-        stats = need("scipy.stats")
+        stats = require("scipy.stats", "eval")
         return {
             "spearman": float(stats.spearmanr(cosines, scores).statistic),
             "pearson": float(np.corrcoef(cosines, scores)[0, 1]),
