@@ -1,7 +1,8 @@
 """Convert pretrained transformers into linear-attention hybrids without training.
 
-``convert`` makes a hybrid, ``score`` measures how sensitive each attention layer is, ``load`` reads an artifact back,
-``evaluate`` measures one beside its original, ``verify`` checks one and ``restore`` takes the exact original out of it.
+``convert`` makes a hybrid, ``score`` measures how sensitive each attention layer is, ``save`` writes a hybrid as an
+artifact, ``load`` reads one back, ``evaluate`` measures one beside its original, ``verify`` checks one and ``restore``
+takes the exact original out of it. ``is_hybrid`` tells a hybrid from an original.
 Names are imported on first use, so that ``import latte_convert`` loads no heavy library.
 """
 
@@ -12,14 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
+
+    from latte_convert.adapters.convert import is_hybrid
     from latte_convert.artifact.load import load
+    from latte_convert.artifact.save import save
     from latte_convert.artifact.verify import restore, verify
     from latte_convert.conversion import Result, convert, score
     from latte_convert.errors import LatteError
     from latte_convert.evaluation.evaluate import evaluate
     from latte_convert.recipe import Recipe
 
-__all__ = ["LatteError", "Recipe", "Result", "convert", "evaluate", "load", "restore", "score", "verify"]
+__all__ = [
+    "LatteError", "Recipe", "Result", "convert", "evaluate", "is_hybrid", "load", "restore", "save", "score", "verify",
+]  # fmt: skip
 
 _HOMES = {
     "LatteError": "errors",
@@ -27,8 +33,10 @@ _HOMES = {
     "Result": "conversion",
     "convert": "conversion",
     "evaluate": "evaluation.evaluate",
+    "is_hybrid": "adapters.convert",
     "load": "artifact.load",
     "restore": "artifact.verify",
+    "save": "artifact.save",
     "score": "conversion",
     "verify": "artifact.verify",
 }

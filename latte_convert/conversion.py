@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from latte_convert.artifact.record import record_conversion
 from latte_convert.calibration.fitted import Fitted
 from latte_convert.calibration.pipeline import calibrate, execution_order, recalibrate
 from latte_convert.errors import CheckpointError, GateError
@@ -50,7 +51,9 @@ class Result:
         return f"{summarise(self.report)}\n  next      result.save(DIRECTORY)"
 
     def save(self, out: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the artifact; see ``latte_convert.artifact.save``. ``report`` then names it by its fingerprint.
+        """Save the hybrid as it is now, as ``latte_convert.save`` does, with the report beside it.
+
+        ``report`` then names the artifact by its fingerprint.
 
         Returns:
             ``out``.
@@ -65,8 +68,7 @@ class Result:
             self.report = self.report.model_copy(update={"artifact_fingerprint": fingerprint})
             write_reports(self.report, directory)
 
-        save_artifact(self.task, self.plan, Path(out), overwrite=overwrite, describe=describe)
-        return Path(out)
+        return save_artifact(self.model, Path(out), overwrite=overwrite, protect=self.task.protected, describe=describe)
 
 
 def convert(
@@ -126,6 +128,7 @@ def convert(
     with clock("maps"):
         maps = attention_maps(task.host, kernels, next(iter(task.holdout)), min_tokens=min_tokens)
     task.host.convert(kernels, min_tokens=min_tokens)
+    record_conversion(task, choice.plan)
     report = build_report(task, Findings(fitted, choice, fidelity, tuple(maps), seconds=clock.seconds))
     return Result(task.host.model, choice.plan, report, task)
 

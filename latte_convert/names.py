@@ -11,6 +11,10 @@ ATTRIBUTE = "latte"
 """Name under which a kernel sits in its attention module, hence ``<site>.latte.*`` in checkpoints."""
 
 
+RECORD = "latte_record"
+"""Name under which a hybrid carries what its manifest will say."""
+
+
 def is_ours(key: str) -> bool:
     """Whether a key names a tensor of a kernel: ``<site>.latte.<parameter>``."""
     parts = key.split(".")

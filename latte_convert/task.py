@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from latte_convert.adapters.convert import is_hybrid
 from latte_convert.adapters.host import Host
 from latte_convert.adapters.sites import restrict
 from latte_convert.attention import AttentionSite
 from latte_convert.calibration.candidates import candidates
 from latte_convert.calibration.fit import obstacle
+from latte_convert.checkpoints.rebuild import check_rebuildable
 from latte_convert.data.feed import BatchFeed, Feed, JoinedFeed, SampleFeed
 from latte_convert.errors import CheckpointError, DataError, RecipeError, first_line
 from latte_convert.kernels.registry import get_kernel
@@ -155,7 +157,12 @@ def _open_loaded(model: nn.Module, calib: Any, recipe: Recipe, kernels: tuple[Ca
         )
     if recipe.resolution is not None:
         raise RecipeError("resolution is for checkpoints: ready batches have their size already. Leave it out.")
+    if is_hybrid(model):
+        raise CheckpointError(
+            f"this {type(model).__name__} is converted already: give the original, which 'latte restore' writes."
+        )
     host = Host.of(model)
+    check_rebuildable(model)
     batches = list(calib)
     if len(batches) < recipe.min_samples:
         raise DataError(f"{len(batches)} batches given, at least {recipe.min_samples} are needed.")

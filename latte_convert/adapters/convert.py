@@ -65,6 +65,10 @@ class Applied:
         while self._undo:
             self._undo.pop()()
 
+    def on_undo(self, callback: Callable[[], None]) -> None:
+        """Have ``undo`` call something more, before it puts the sites back."""
+        self._undo.append(callback)
+
     def __enter__(self) -> Applied:
         return self
 
@@ -74,6 +78,15 @@ class Applied:
     def unused(self) -> list[str]:
         """Converted sites that were never called: a fused path or wrong wiring skips them."""
         return [name for name, handler in self.handlers.items() if handler.calls == 0]
+
+
+def is_hybrid(model: nn.Module) -> bool:
+    """Whether a model, or a part of it, runs linear attention in place of its own.
+
+    True for what ``convert`` and ``load`` return and for models that hold one; False for an original, also where it was
+    read from the directory of an artifact by its own library.
+    """
+    return any(isinstance(getattr(module, ATTRIBUTE, None), Kernel) for module in model.modules())
 
 
 def apply(model: nn.Module, adapter: Adapter, kernels: Mapping[str, Kernel], *, min_tokens: int = 0) -> Applied:

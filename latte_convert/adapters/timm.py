@@ -9,9 +9,8 @@ import dis
 import inspect
 import re
 from collections.abc import Callable
-from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from latte_convert.adapters import sdpa
 from latte_convert.adapters.find import ancestors
@@ -73,12 +72,6 @@ class TimmAdapter:
             if isinstance(layer, nn.Linear) and layer.in_features == heads * head_dim:
                 return layer
         return None
-
-    def write_checkpoint(self, model: nn.Module, tensors: dict[str, Tensor], directory: Path) -> None:
-        """Write a model that was given in memory; see ``timm_checkpoint.write_timm``."""
-        from latte_convert.checkpoints.timm import write_timm
-
-        write_timm(model, tensors, directory)
 
 
 _NOTHING = (type(None), nn.Identity)

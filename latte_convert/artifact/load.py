@@ -14,6 +14,7 @@ from latte_convert.adapters.convert import Applied
 from latte_convert.adapters.host import Host
 from latte_convert.artifact.check import artifact_directory, check_files, check_probe, original_tensors
 from latte_convert.artifact.manifest import Manifest, SiteRecord, read_manifest
+from latte_convert.artifact.record import record_loading
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import CheckpointError, IntegrityError, LatteError, first_line, nearest
 from latte_convert.kernels.base import Kernel
@@ -50,7 +51,9 @@ class Artifact:
 
     def convert(self) -> Applied:
         """Turn ``model`` into the hybrid, in place; ``undo`` of the handle, or its end as a context, turns it back."""
-        return self.host.convert(self.kernels, min_tokens=self.manifest.min_tokens)
+        applied = self.host.convert(self.kernels, min_tokens=self.manifest.min_tokens)
+        record_loading(self.model, self.manifest, self.source, applied)
+        return applied
 
 
 def load(
@@ -112,8 +115,18 @@ def open_artifact(directory: str | Path, *, device: str = "cpu", trust_remote_co
     names = [site.name for site in host.sites()]
     if unknown := next((name for name in kernels if name not in names), None):
         raise IntegrityError(f"the model has no attention site '{unknown}' ({nearest(unknown, names)}).")
+    if manifest.weights == "in memory":
+        _keep_dtypes(model, originals)
     model.to(device)
     return Artifact(path, host, kernels, manifest, source)
+
+
+def _keep_dtypes(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give each tensor of a model the dtype it was saved in: a library casts all of them to the most common one."""
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for key, stored in tensors.items():
+        if key in named and named[key].dtype != stored.dtype and named[key].shape == stored.shape:
+            named[key].data = stored.clone()
 
 
 def build_kernels(manifest: Manifest, tensors: Mapping[str, Tensor]) -> dict[str, Kernel]:
@@ -137,13 +150,13 @@ def _build(site: SiteRecord, tensors: dict[str, Tensor]) -> Kernel:
         key = f"{site.name}.latte.{name}"
         if key not in tensors:
             raise IntegrityError(f"tensor '{key}' is missing: the artifact is incomplete. Convert again.")
-        stored[name] = tensors.pop(key)
+        stored[name] = tensors.pop(key).clone()
         if stored[name].shape != tensor.shape:
             raise IntegrityError(
                 f"tensor '{key}' has shape {tuple(stored[name].shape)}, the manifest implies {tuple(tensor.shape)}."
             )
     kernel = _make(site, "cpu")
-    kernel.load_state_dict(stored)
+    kernel.load_state_dict(stored, assign=True)  # in the precision they were saved in
     return kernel
 
 

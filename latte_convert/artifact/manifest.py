@@ -71,6 +71,9 @@ class Manifest(_Model):
     tool_version: str
     library_versions: dict[str, str]
     source: SourceRecord
+    weights: Literal["source", "in memory"] = Field(
+        default="source", description="Whether the model's own weights are the source's, or were changed in memory."
+    )
     recipe: dict[str, Any]
     calibration: CalibrationRecord
     sites: list[SiteRecord]

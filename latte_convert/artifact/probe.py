@@ -36,6 +36,12 @@ def record_probe(model: nn.Module, feed: Feed) -> ProbeRecord | None:
     )
 
 
+def renewed_probe(model: nn.Module, probe: ProbeRecord) -> ProbeRecord:
+    """The same question with the answer that a model has to it now."""
+    _, output = answer(model, probe.method, probe.inputs, probe.seed, probe.output)
+    return probe.model_copy(update={"values": sample_values(output)})
+
+
 def probe_difference(model: nn.Module, probe: ProbeRecord) -> float:
     """Largest difference of the model's answer from the recorded one, relative to the output's scale.
 

@@ -1,67 +1,90 @@
-"""Write an artifact: the source's tensors and files as they are, our tensors, manifest and reports."""
+"""Write a hybrid as it is in memory, and prove it by building it again before the directory appears.
+
+Where the weights in memory are still those of the source they are written under the source's own keys and dtypes, so
+that ``restore`` is exact. Where they were trained, cast or otherwise changed, what is in memory is written.
+"""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
+from latte_convert.artifact.check import check_probe
 from latte_convert.artifact.files import atomic_directory, check_target, sha256_file, visible, write_json
-from latte_convert.artifact.manifest import CalibrationRecord, Manifest, SiteRecord, SourceRecord
-from latte_convert.artifact.probe import record_probe
-from latte_convert.artifact.tensors import digest, write_tensors
+from latte_convert.artifact.load import open_artifact
+from latte_convert.artifact.manifest import Manifest
+from latte_convert.artifact.probe import renewed_probe
+from latte_convert.artifact.record import Record, recorded
+from latte_convert.artifact.tensors import digest, same_bytes, write_tensors
 from latte_convert.checkpoints.base import Checkpoint
+from latte_convert.checkpoints.rebuild import can_write, check_rebuildable, own_tensors, write_model
 from latte_convert.checkpoints.resolve import resolve
-from latte_convert.data.samples import fingerprint
 from latte_convert.environment import library_versions, tool_version
-from latte_convert.errors import CheckpointError
-from latte_convert.names import ATTRIBUTE, MANIFEST, is_ours
+from latte_convert.errors import CheckpointError, IntegrityError
+from latte_convert.names import MANIFEST, is_ours
+from latte_convert.wording import some
 
-if TYPE_CHECKING:
-    from latte_convert.selection.plan import Plan
-    from latte_convert.task import Task
+Describe = Callable[[Path, str], None]
+
+
+def save(model: nn.Module, out: str | Path, *, overwrite: bool = False) -> Path:
+    """Save a hybrid: what ``convert`` or ``load`` returned, trained or cast since, or a copy of it.
+
+    Args:
+        model: The hybrid; wrappers without tensors of their own (``DataParallel``, ``torch.compile``) may be around it.
+        out: Directory to create.
+        overwrite: Replace an existing artifact; it stays until the new one is complete.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        CheckpointError: ``model`` is no hybrid, or cannot be built again from a directory.
+        OutputError: ``out`` exists and ``overwrite`` is off, or it cannot be written.
+    """
+    return save_artifact(model, Path(out), overwrite=overwrite)
 
 
 def save_artifact(
-    task: Task,
-    plan: Plan,
+    model: nn.Module,
     out: Path,
     *,
     overwrite: bool = False,
-    describe: Callable[[Path, str], None] | None = None,
-) -> None:
-    """Write the artifact of a conversion.
+    protect: Iterable[Path] = (),
+    describe: Describe | None = None,
+) -> Path:
+    """Save a hybrid; see ``save``.
 
     Args:
-        task: What was converted; its model is the hybrid by now.
-        plan: What became what.
+        model: The hybrid.
         out: Directory to create.
-        overwrite: Replace an existing directory; it stays until the new one is complete.
+        overwrite: Replace an existing artifact.
+        protect: What must survive besides the source.
         describe: Adds what was measured; it gets the directory in the making and the artifact's fingerprint.
-
-    Raises:
-        OutputError: ``out`` exists and ``overwrite`` is off, or it cannot be written.
     """
-    check_target(out, overwrite=overwrite, protect=task.protected)
-    with _source_of(task) as source:
-        originals = source.original_tensors()
-        ours = kernel_tensors(task.host.model)
-        size = sum(t.numel() * t.element_size() for t in (*originals.values(), *ours.values()))
-        check_target(out, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20), protect=task.protected)
-        with atomic_directory(out, overwrite=overwrite) as directory:
-            sidecars = copy_files(source.path, source.sidecars(), directory)
-            weights = write_tensors({**originals, **ours}, directory, source.weights_stem)
-            manifest = _manifest(task, plan, originals, [*sidecars, *weights], directory)
-            if describe is not None:
-                describe(directory, manifest.fingerprint)
-            results = {name: sha256_file(directory / name) for name in visible(directory) if name not in manifest.files}
-            manifest = manifest.model_copy(update={"results": results})
-            write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
+    hybrid, record = recorded(model)
+    protected = [*protect, *record.protected(out)]
+    check_target(out, overwrite=overwrite, protect=protected)
+    check_rebuildable(hybrid)
+    size = sum(t.numel() * t.element_size() for t in hybrid.state_dict().values())
+    check_target(out, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20), protect=protected)
+    with atomic_directory(out, overwrite=overwrite) as directory, _evaluating(hybrid):
+        manifest = _write(hybrid, record, directory)
+        if describe is not None:
+            describe(directory, manifest.fingerprint)
+        written = {MANIFEST, *manifest.files}
+        results = {name: sha256_file(directory / name) for name in visible(directory) if name not in written}
+        manifest = manifest.model_copy(update={"results": results})
+        write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
+    return out
 
 
 def copy_files(source: Path, names: Iterable[str], directory: Path) -> list[str]:
@@ -78,62 +101,110 @@ def kernel_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {key: value.detach().cpu() for key, value in model.state_dict().items() if is_ours(key)}
 
 
-@contextmanager
-def _source_of(task: Task) -> Iterator[Checkpoint]:
-    """The checkpoint on disk; a model given in memory is written to a temporary one first."""
-    if task.source is not None:
-        yield task.source
-        return
-    model: Any = task.host.model
-    write = getattr(task.host.adapter, "write_checkpoint", None)
-    if write is None and not hasattr(model, "save_pretrained"):
-        raise CheckpointError(
-            f"a {type(model).__name__} that was given in memory cannot be rebuilt from a directory: keep the hybrid's "
-            "own result.model.state_dict(), or convert the checkpoint's directory instead of the loaded model."
-        )
-    with tempfile.TemporaryDirectory() as temporary:
-        state = {key: value for key, value in model.state_dict().items() if not is_ours(key)}
-        if write is not None:
-            write(model, state, Path(temporary))
-        else:
-            model.save_pretrained(temporary, state_dict=state)
-        yield resolve(temporary)
+@dataclass(frozen=True)
+class _Content:
+    """One way of writing a hybrid's own weights.
+
+    Attributes:
+        weights: Whose they are, for the manifest.
+        tensors: Them, under the keys of the file.
+        files: What is copied beside them: folder and name.
+        stem: Under which name the library keeps weights.
+    """
+
+    weights: Literal["source", "in memory"]
+    tensors: Mapping[str, Tensor]
+    files: tuple[tuple[Path, str], ...]
+    stem: str
 
 
-def _manifest(task: Task, plan: Plan, originals: dict[str, Tensor], files: list[str], directory: Path) -> Manifest:
-    source, samples = task.source, task.samples
-    return Manifest(
-        tool_version=tool_version(),
-        library_versions=library_versions(),
-        source=SourceRecord(
-            id=source.id if source else "in memory",
-            revision=source.revision if source else None,
-            library=task.host.adapter.name,
-            model_class=type(task.host.model).__name__,
-            sha256={path.name: sha256_file(path) for path in source.weights} if source else {},
-            tensors_sha256=digest(originals),
-            unexpected_keys=list(task.unexpected_keys),
-        ),
-        recipe=task.recipe.model_dump(mode="json"),
-        calibration=CalibrationRecord(
-            fingerprint=fingerprint(samples),
-            requested=sum(s.requested for s in samples) or len(task.fitting) + len(task.holdout),
-            used=len(task.fitting),
-            held_out=len(task.holdout),
-            skipped=[{"id": skip.id, "reason": skip.reason} for s in samples for skip in s.skipped],
-        ),
-        sites=[
-            SiteRecord(
-                name=site.name,
-                kernel=plan.kernels[site.name],
-                heads=site.heads,
-                head_dim=site.head_dim,
-                causal=site.causal,
-                options=getattr(task.host.model.get_submodule(site.name), ATTRIBUTE).options,
-            )
-            for site in plan.converted
-        ],
-        min_tokens=plan.min_tokens,
-        probe=record_probe(task.host.model, task.holdout),
-        files={name: sha256_file(directory / name) for name in sorted(files)},
+def _write(hybrid: nn.Module, record: Record, directory: Path) -> Manifest:
+    """Write the source's weights if they are those in memory, else those in memory; either is proven."""
+    probe = record.manifest.probe and renewed_probe(hybrid, record.manifest.probe)
+    with tempfile.TemporaryDirectory() as scratch:
+        for content in _contents(hybrid, record, Path(scratch)):
+            manifest = _fill(directory, content, hybrid, record.manifest.model_copy(update={"probe": probe}), record)
+            changed = _unlike(hybrid, directory, manifest, record)
+            if not changed:
+                return manifest
+            for path in directory.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    raise CheckpointError(
+        f"this {type(hybrid).__name__} cannot be saved: built again from the directory, it differs from the model in "
+        f"memory ({some(changed)}). Nothing was written."
     )
+
+
+def _contents(hybrid: nn.Module, record: Record, scratch: Path) -> Iterator[_Content]:
+    source = record.at_hand
+    if source is not None:
+        yield _Content("source", source.original_tensors(), _sidecars(source), source.weights_stem)
+    if can_write(hybrid):
+        write_model(hybrid, own_tensors(hybrid), scratch)
+        written = resolve(scratch)
+        # The configuration is that of the model in memory; tokenizer, processor and licence are the source's.
+        files = {name: (folder, name) for folder, name in (*(_sidecars(source) if source else ()), *_sidecars(written))}
+        yield _Content("in memory", written.original_tensors(), tuple(files.values()), written.weights_stem)
+    elif source is not None:
+        yield _Content("in memory", own_tensors(hybrid), _sidecars(source), source.weights_stem)
+    else:
+        raise CheckpointError(
+            f"a {type(hybrid).__name__} that was given in memory cannot be rebuilt from a directory: convert the "
+            "checkpoint's directory instead of the loaded model."
+        )
+
+
+def _sidecars(source: Checkpoint) -> tuple[tuple[Path, str], ...]:
+    return tuple((source.path, name) for name in source.sidecars())
+
+
+def _fill(directory: Path, content: _Content, hybrid: nn.Module, draft: Manifest, record: Record) -> Manifest:
+    """Write one content and the manifest that goes with it."""
+    names = [name for folder, name in content.files for name in copy_files(folder, [name], directory)]
+    names += write_tensors({**content.tensors, **kernel_tensors(hybrid)}, directory, content.stem)
+    source = record.at_hand
+    hashes = draft.source.sha256 or ({path.name: sha256_file(path) for path in source.weights} if source else {})
+    manifest = draft.model_copy(
+        update={
+            "tool_version": tool_version(),
+            "library_versions": library_versions(),
+            "source": draft.source.model_copy(update={"sha256": hashes, "tensors_sha256": digest(content.tensors)}),
+            "weights": content.weights,
+            "files": {name: sha256_file(directory / name) for name in sorted(names)},
+            "results": {},
+        }
+    )
+    write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
+    return manifest
+
+
+def _unlike(hybrid: nn.Module, directory: Path, manifest: Manifest, record: Record) -> list[str]:
+    """What of a hybrid is not the same when it is built from a directory: names of tensors, or an error's text."""
+    try:
+        trusted = record.source is not None and record.source.trust_remote_code
+        artifact = open_artifact(directory, trust_remote_code=trusted)
+    except (CheckpointError, IntegrityError) as error:
+        return [str(error)]
+    artifact.convert()
+    memory, rebuilt = hybrid.state_dict(), artifact.model.state_dict()
+    changed = sorted(memory.keys() ^ rebuilt.keys())
+    changed += [key for key in memory.keys() & rebuilt.keys() if not same_bytes(memory[key], rebuilt[key])]
+    if not changed:
+        try:
+            check_probe(artifact.model.to(next(hybrid.parameters()).device), manifest, directory)
+        except IntegrityError:
+            return ["its answer to a probe"]
+    return sorted(changed)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """A model in eval mode for a time, each of its modules as it was afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True

@@ -22,6 +22,14 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return result.hexdigest()
 
 
+def same_bytes(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same bytes as the same dtype and shape, NaN and signed zeros included."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    left, right = (x.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for x in (a, b))
+    return torch.equal(left, right)
+
+
 def write_tensors(tensors: Mapping[str, Tensor], directory: Path, stem: str = "model") -> list[str]:
     """Write ``<stem>.safetensors``, in shards with an index above 5 GB; returns the names of the files.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,3 +158,20 @@ def main_dtype(tensors: dict[str, Tensor]) -> torch.dtype:
         if tensor.is_floating_point():
             sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel()
     return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else torch.float32
+
+
+def blueprint(model: Any) -> dict[str, Tensor] | None:
+    """What Transformers builds from a model's configuration, without values; None for a class that is not its own."""
+    import transformers
+
+    kind = type(model)
+    if not isinstance(model, transformers.PreTrainedModel) or getattr(transformers, kind.__name__, None) is not kind:
+        return None
+    with torch.device("meta"), quiet_transformers():
+        return dict(kind(copy.deepcopy(model.config)).state_dict())
+
+
+def write_model(model: Any, tensors: dict[str, Tensor], directory: Path) -> None:
+    """Write a model with the library's own names of files and tensors."""
+    with quiet_transformers():
+        inspect.unwrap(type(model).save_pretrained)(model, directory, state_dict=tensors)

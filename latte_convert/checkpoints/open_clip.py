@@ -161,7 +161,10 @@ class OpenClipCheckpoint(Checkpoint):
         from open_clip import set_model_preprocess_cfg
 
         model = self._create().to(_dtype(tensors))
-        unexpected = self.fill(model, _fit(tensors, model.state_dict()), f"use weights that {CONFIG} describes")
+        tensors = _fit(tensors, model.state_dict())
+        if resolution is not None and not _same_shapes(tensors, model.state_dict()):
+            model, resolution = self._resized(model, resolution), None  # they were saved at that resolution
+        unexpected = self.fill(model, tensors, f"use weights that {CONFIG} describes")
         if resolution is not None:
             model = self._resized(model, resolution)
         given = {**self.config.get("preprocess_cfg", {}), "size": model.visual.image_size}
@@ -214,6 +217,10 @@ def _fit(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, T
         else tensor
         for key, tensor in tensors.items()
     }
+
+
+def _same_shapes(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return all(tensors[key].shape == expected[key].shape for key in tensors.keys() & expected.keys())
 
 
 def _dtype(tensors: dict[str, Tensor]) -> torch.dtype:

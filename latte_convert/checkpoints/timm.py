@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,6 +134,12 @@ class TimmCheckpoint(Checkpoint):
         ``checkpoint_filter_fn``, as in ``timm.create_model``. Another resolution is set with ``resize_timm``.
         """
         model = self._create().to(main_dtype(tensors))
+        if resolution is not None and not _fit(tensors, model.state_dict()):
+            resize_timm(self.id, model, resolution)
+            if _fit(tensors, model.state_dict()):
+                resolution = None  # they were saved at that resolution
+            else:
+                model = self._create().to(main_dtype(tensors))
         if not _fit(tensors, model.state_dict()):
             tensors = self._filtered(tensors, model)
         unexpected = self.fill(model, tensors, "use a checkpoint saved from this architecture")
@@ -199,31 +206,30 @@ def resize_timm(identifier: str, model: nn.Module, resolution: int) -> None:
         ) from None
 
 
-def write_timm(model: nn.Module, tensors: dict[str, Tensor], directory: Path) -> None:
-    """Write a model that is in memory as a checkpoint that ``resolve_timm`` reads, with timm's own configuration.
+def blueprint(model: nn.Module) -> dict[str, Tensor] | None:
+    """What timm builds from a model's configuration, without values; None for one that it did not make."""
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            checkpoint = _configured(model, Path(directory))
+            with torch.device("meta"):
+                return dict(checkpoint._create().state_dict())
+        except (AttributeError, KeyError, TypeError, ValueError, CheckpointError):
+            return None
 
-    Raises:
-        CheckpointError: timm cannot rebuild the model from a configuration: it was not made by ``timm.create_model``,
-            or was changed since.
-    """
+
+def write_model(model: nn.Module, tensors: dict[str, Tensor], directory: Path) -> None:
+    """Write a model as a checkpoint that ``resolve_timm`` reads, with timm's own configuration."""
     from safetensors.torch import save_file
 
-    save_config = compat.TIMM_CONFIG.require()
-    reason = "its tensors are not those of its configuration"
-    try:
-        save_config(model, str(directory / "config.json"))
-        checkpoint = TimmCheckpoint("it", directory, (), config=read_config(directory / "config.json"))
-        with torch.device("meta"):
-            expected = checkpoint._create().state_dict()
-    except (AttributeError, KeyError, TypeError, ValueError, CheckpointError) as error:
-        expected, reason = {}, str(error)
-    if expected.keys() != tensors.keys() or not _fit(tensors, expected):
-        raise CheckpointError(
-            f"a {type(model).__name__} that was given in memory cannot be rebuilt by timm.create_model ({reason}). "
-            "Convert a folder written by timm.models.save_for_hf instead of the loaded model."
-        )
+    _configured(model, directory)
     owned = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
     save_file(owned, directory / "model.safetensors")
+
+
+def _configured(model: nn.Module, directory: Path) -> TimmCheckpoint:
+    """A checkpoint without weights that has the configuration of a model."""
+    compat.TIMM_CONFIG.require()(model, str(directory / "config.json"))
+    return TimmCheckpoint("it", directory, (), config=read_config(directory / "config.json"))
 
 
 def _fit(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:

@@ -76,7 +76,7 @@ def cosine_axis(name: str, cosines: Sequence[float]) -> Axis:
     """An axis of cosines on the scale ``nines``; it ends at 1 where a cosine is that close to it."""
     losses = [1 - cosine for cosine in cosines]
     real = [loss for loss in losses if loss > IDENTICAL] or [10 * IDENTICAL]
-    steps = [step for step in _steps(min(real), max(real)) if step > IDENTICAL]
+    steps = [step for step in _steps(min(real), max(*real, 5 * IDENTICAL)) if step > IDENTICAL]
     ticks = [Tick(1 - step, f"{1 - step:.9g}") for step in _thinned(steps)]
     top = steps[0]
     if min(losses, default=1.0) <= IDENTICAL:
