@@ -21,13 +21,18 @@ from latte_convert.measuring.maps import attention_maps
 from latte_convert.measuring.stripes import stripe_analysis
 from latte_convert.progress import Progress, Stopwatch, progress_of, silent
 from latte_convert.recipe import Candidate, Recipe
-from latte_convert.report.build import Findings, build_report
+from latte_convert.report.build import Findings, build_report, not_faster
 from latte_convert.report.schema import Report
 from latte_convert.report.summary import summarise
-from latte_convert.selection.choice import Choice, choose_plan, score_sites
+from latte_convert.selection.budget import NOTHING_SAVED
+from latte_convert.selection.choice import MARGIN, Choice, Scores, choose_plan, score_sites
 from latte_convert.selection.plan import Plan
 from latte_convert.selection.policy import count
 from latte_convert.task import Samples, Task, open_task
+
+MARGINS = (MARGIN, MARGIN / 2, MARGIN / 6)
+"""What a plan for ``min_fidelity`` alone may use up on the calibration samples, and then, where it misses the bound on
+held-out samples, the plan after it."""
 
 
 @dataclass
@@ -117,13 +122,22 @@ def convert(
             allow_pickle=allow_pickle,
             trust_remote_code=trust_remote_code,
         )
-    fitted, choice = analyse(task, clock, progress)
-    if task.recipe.propagate_error:
-        with clock("refit"):
-            choice = _refit(task, choice, progress)
-    kernels, min_tokens = choice.kernels, choice.plan.min_tokens
-    with clock("measure"):
-        fidelity = measure(task.host, fitted.eligible, kernels, task.holdout, min_tokens=min_tokens, progress=progress)
+    fitted, scores = analyse(task, clock, progress)
+    for margin in MARGINS if count(fitted.sites, task.recipe) is None else MARGINS[:1]:
+        with clock("select"):
+            choice = choose_plan(task, fitted, scores, progress, margin=margin)
+        if not choice.plan.converted and count(fitted.sites, task.recipe) != 0:
+            raise GateError(f"nothing can be converted: {NOTHING_SAVED}.")
+        if task.recipe.propagate_error:
+            with clock("refit"):
+                choice = _refit(task, choice, progress)
+        kernels, min_tokens = choice.kernels, choice.plan.min_tokens
+        with clock("measure"):
+            fidelity = measure(
+                task.host, fitted.eligible, kernels, task.holdout, min_tokens=min_tokens, progress=progress
+            )
+        if _kept(task, fidelity):
+            break
     _check_gates(task, fitted, choice, fidelity)
     with clock("maps"):
         maps = attention_maps(task.host, kernels, next(iter(task.holdout)), min_tokens=min_tokens)
@@ -163,7 +177,9 @@ def score(
             allow_pickle=allow_pickle,
             trust_remote_code=trust_remote_code,
         )
-    fitted, choice = analyse(task, clock, progress)
+    fitted, scores = analyse(task, clock, progress)
+    with clock("select"):
+        choice = choose_plan(task, fitted, scores, progress)
     found = Findings(fitted, choice, seconds=clock.seconds)
     if stripes:
         with clock("stripes"):
@@ -171,23 +187,18 @@ def score(
     return build_report(task, found)
 
 
-def analyse(task: Task, clock: Stopwatch, progress: Progress = silent) -> tuple[Fitted, Choice]:
-    """Fit and score every eligible site, and choose; the model is left as it was.
+def analyse(task: Task, clock: Stopwatch, progress: Progress = silent) -> tuple[Fitted, Scores]:
+    """Fit and score every eligible site; the model is left as it was.
 
     Raises:
         CheckpointError: No site is left that can be converted.
-        RecipeError: The recipe asks for more sites than there are.
-        GateError: No plan meets the recipe's budget.
     """
     eligible = [site for site in task.sites if site.eligible]
     with clock("calibrate"):
         fits = calibrate(task.host, eligible, task.candidates, task.fitting, seed=task.recipe.seed, progress=progress)
         fitted = Fitted.of(task.sites, fits)
     with clock("score"):
-        scores = score_sites(task, fitted, progress)
-    with clock("select"):
-        choice = choose_plan(task, fitted, scores, progress)
-    return fitted, choice
+        return fitted, score_sites(task, fitted, progress)
 
 
 def _refit(task: Task, choice: Choice, progress: Progress) -> Choice:
@@ -208,6 +219,12 @@ def _refit(task: Task, choice: Choice, progress: Progress) -> Choice:
     return replace(choice, fits={**choice.fits, **refits})
 
 
+def _kept(task: Task, fidelity: Fidelity) -> bool:
+    """Whether the held-out samples bear the fidelity that the recipe asks for."""
+    least = task.recipe.min_fidelity
+    return least is None or fidelity.outputs[fidelity.primary].likeness >= least
+
+
 def _check_gates(task: Task, fitted: Fitted, choice: Choice, fidelity: Fidelity) -> None:
     """Refuse a hybrid whose held-out outputs are not finite, or further from the original's than the recipe allows.
 
@@ -217,16 +234,19 @@ def _check_gates(task: Task, fitted: Fitted, choice: Choice, fidelity: Fidelity)
     for name, agreement in fidelity.outputs.items():
         if agreement.cosine != agreement.cosine:
             raise GateError(f"the hybrid's output '{name}' is not finite on the held-out samples; nothing was written.")
+    if task.recipe.require_faster and fidelity.speedup <= 1:
+        raise GateError(f"{not_faster(fidelity)} Nothing was written.")
     least = task.recipe.min_fidelity
-    if least is None:
-        return
-    cosine = fidelity.outputs[fidelity.primary].cosine
-    if cosine < least:
+    if least is not None and not _kept(task, fidelity):
+        reached = fidelity.outputs[fidelity.primary].likeness
         fewer = "Convert fewer sites with --ratio or -k, offer more faithful kernels, or lower --min-fidelity."
         if count(fitted.sites, task.recipe) is None:
-            fewer = "The plan kept it on the calibration samples: give more --samples, or ask for a little less."
+            fewer = (
+                "Plans with more and more in reserve kept it on the calibration samples: give more --samples, or ask "
+                "for a little less."
+            )
         raise GateError(
-            f"held-out fidelity is {_below(cosine, least)} (cosine of {fidelity.primary}) with "
+            f"held-out fidelity is {_below(reached, least)} ({fidelity.primary}, {len(task.holdout)} samples) with "
             f"{len(choice.plan.converted)} sites converted, below the {least} asked for; nothing was written. {fewer}"
         )
 

@@ -137,13 +137,13 @@ class Recipe(BaseModel):
     max_flops: float | None = Field(
         None,
         gt=0,
-        le=1,
+        lt=1,
         description="Convert the sites that lose least, until attention needs this share of the exact FLOPs.",
         json_schema_extra=_SELECTION,
     )
     target_speedup: float | None = Field(
         None,
-        gt=0,
+        gt=1,
         description="Convert the sites that lose least, until the model is this many times faster, measured here.",
         json_schema_extra=_SELECTION,
     )
@@ -190,11 +190,18 @@ class Recipe(BaseModel):
         description="Refit the chosen sites one after another on the inputs they get from converted ones; slower.",
         json_schema_extra=_CALIBRATION,
     )
+    require_faster: bool = Field(
+        False,
+        description="Write nothing, exit code 4, where the hybrid is not faster than the original on the held-out "
+        "samples.",
+        json_schema_extra=_GATE,
+    )
     min_fidelity: float | None = Field(
         None,
         ge=-1,
         le=1,
-        description="Lowest cosine of the held-out final output to accept; below it nothing is written, exit code 4. "
+        description="Lowest likeness to the original to accept on held-out samples, of the worst final output: mean "
+        "cosine, probability given to the same classes, overlap of boxes. Below it nothing is written, exit code 4. "
         "Without another budget: convert as much as keeps it.",
         json_schema_extra=_GATE,
     )

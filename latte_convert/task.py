@@ -19,7 +19,7 @@ from latte_convert.checkpoints.rebuild import check_rebuildable
 from latte_convert.data.feed import BatchFeed, Feed, JoinedFeed, SampleFeed
 from latte_convert.errors import CheckpointError, DataError, RecipeError, first_line
 from latte_convert.kernels.registry import get_kernel
-from latte_convert.measuring.fidelity import named_outputs
+from latte_convert.measuring.outputs import named_outputs
 from latte_convert.recipe import Candidate, Recipe
 
 if TYPE_CHECKING:

@@ -16,10 +16,12 @@ import transformers
 from safetensors.torch import load_file
 
 import latte_convert
+from latte_convert import conversion
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.data.feed import SampleFeed
 from latte_convert.data.samples import open_samples
 from latte_convert.errors import CheckpointError, DataError, GateError, RecipeError
+from latte_convert.measuring import fidelity
 from latte_convert.recipe import Recipe
 
 
@@ -130,8 +132,11 @@ def test_min_tokens_above_the_sequence_is_the_original_bit_for_bit(tiny_dino, ph
     inputs = batches(tiny_dino, photos)
     assert torch.equal(outputs(original, inputs), outputs(result.model, inputs))
     assert result.report.cost.flops.hybrid == result.report.cost.flops.original
-    (warning,) = result.report.warnings
-    assert warning.startswith("4 of 4 converted sites need no fewer FLOPs than softmax")
+    assert [
+        text
+        for text in result.report.warnings
+        if text.startswith("4 of 4 converted sites need no fewer FLOPs than softmax")
+    ]
 
 
 def test_propagated_error_fits_on_converted_inputs(tiny_dino, photos):
@@ -256,8 +261,31 @@ def test_a_model_of_another_library_is_refused(photos):
         latte_convert.convert(torch.nn.Linear(2, 2), [{}, {}])
 
 
-def test_a_budget_that_converts_nothing_is_told(tiny_dino, photos):
-    result = latte_convert.convert(tiny_dino, photos, recipe=Recipe(kernel="latte", samples=4, max_flops=1.0))
-    assert result.report.converted == []
-    assert [warning for warning in result.report.warnings if warning.startswith("nothing was converted: ")]
-    assert result.report.fidelity.outputs["last_hidden_state"].cosine == 1.0
+@pytest.mark.parametrize("settings", [{"ratio": 1.0}, {"k": 3}, {"target_speedup": 1.01}, {"max_flops": 0.9}])
+def test_a_gate_is_not_met_where_every_kernel_is_softmax(tiny_dino, photos, settings):
+    """Of 17 tokens near_far leaves nothing out: a hybrid would be the original, timed against itself."""
+    with pytest.raises(GateError, match="no kernel needs fewer FLOPs than softmax"):
+        latte_convert.convert(tiny_dino, photos, recipe=Recipe(samples=4, **settings))
+
+
+def test_a_hybrid_that_is_not_faster_says_so_first_or_is_refused(tiny_dino, photos, monkeypatch):
+    monkeypatch.setattr(fidelity.Fidelity, "speedup", property(lambda _self: 0.9))
+    report = latte_convert.convert(tiny_dino, photos, recipe=Recipe(kernel="latte", samples=4)).report
+    assert report.warnings[0].startswith("the hybrid is not faster at this length (17 tokens)")
+    with pytest.raises(GateError, match="not faster at this length"):
+        latte_convert.convert(tiny_dino, photos, recipe=Recipe(kernel="latte", samples=4, require_faster=True))
+
+
+def test_a_plan_that_misses_the_fidelity_on_held_out_samples_gives_way_to_a_safer_one(tiny_dino, photos, monkeypatch):
+    asked: list[float] = []
+    real = conversion.choose_plan
+
+    def watched(*args, margin, **kwargs):
+        asked.append(margin)
+        return real(*args, margin=margin, **kwargs)
+
+    monkeypatch.setattr(conversion, "choose_plan", watched)
+    kept = iter([False, True, True])
+    monkeypatch.setattr(conversion, "_kept", lambda _task, _fidelity: next(kept))
+    latte_convert.convert(tiny_dino, photos, recipe=Recipe(kernel="latte", samples=4, min_fidelity=0.2))
+    assert asked == list(conversion.MARGINS[:2])

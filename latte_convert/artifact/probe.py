@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from latte_convert.artifact.manifest import ProbeRecord
 from latte_convert.errors import IntegrityError, first_line
-from latte_convert.measuring.fidelity import named_outputs, primary_output
+from latte_convert.measuring.outputs import named_outputs, primary_output
 
 if TYPE_CHECKING:
     from latte_convert.data.feed import Feed

@@ -23,8 +23,8 @@ from latte_convert.data.feed import Inputs
 from latte_convert.errors import CheckpointError, first_line
 from latte_convert.kernels.base import Kernel
 from latte_convert.measuring.agreement import Agreement
-from latte_convert.measuring.fidelity import named_outputs, primary_output
 from latte_convert.measuring.flops import measured_flops
+from latte_convert.measuring.outputs import named_outputs, primary_output
 from latte_convert.progress import Progress
 
 SECONDS = 20.0

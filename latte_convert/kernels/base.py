@@ -148,18 +148,25 @@ class Kernel(nn.Module, ABC):
             wide = torch.cat([wide[:, :, :blind], wide[:, :, blind:] + bias], dim=2) if blind else wide + bias
         return wide.to(out.dtype)
 
+    def is_softmax(self, shape: CallShape) -> bool:
+        """Whether ``attend`` runs softmax itself on a call of this shape, since it would need no fewer FLOPs."""
+        return False
+
     def summary(self) -> dict[str, Tensor]:
         """Fitted scalars that a report shows, by name: few, each of shape ``(1,)`` or ``(H,)``."""
         return {}
+
+    def inner(self, shape: CallShape) -> CallShape:
+        """What ``attend`` sees of a call of this shape: without the queries that attend exactly."""
+        return replace(shape, queries=shape.queries - self.exact_rows(shape))
 
     def flops(self, shape: CallShape) -> int:
         """All matmuls of one call on one sample, extras included, 2 FLOPs per multiply-add.
 
         Elementwise work is left out, as ``torch.utils.flop_counter`` does.
         """
-        prefix = self.exact_rows(shape)
-        rows = replace(shape, queries=shape.queries - prefix)
-        total = softmax_flops(replace(shape, queries=prefix)) + self.attend_flops(rows)
+        rows = self.inner(shape)
+        total = softmax_flops(replace(shape, queries=shape.queries - rows.queries)) + self.attend_flops(rows)
         if self.query_map is not None:
             total += 2 * (rows.queries + rows.keys) * rows.heads * rows.head_dim**2
         if self.output_map is not None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +15,8 @@ from latte_convert.attention import AttentionSite, CallShape, SiteCall
 from latte_convert.data.feed import Feed, Inputs
 from latte_convert.kernels.base import Kernel
 from latte_convert.measuring.agreement import Agreement
+from latte_convert.measuring.outputs import add_outputs, final_outputs, named_outputs
 from latte_convert.progress import Progress, silent
-
-_MODEL_OUTPUTS = ("image_embeds", "text_embeds", "logits", "last_hidden_state")
-_TOWER_OUTPUTS = ("pooler_output", "last_hidden_state")
-
-
-def primary_output(names: Iterable[str], *, tower: bool = False) -> str:
-    """The output that stands for a model, or, pooled and projected, for one tower of it."""
-    known = list(names)
-    return next((name for name in (_TOWER_OUTPUTS if tower else _MODEL_OUTPUTS) if name in known), known[0])
 
 
 @dataclass
@@ -37,9 +28,10 @@ class Fidelity:
         blocks: Agreement of the output of every block that holds a site.
         sites: Agreement of each kernel's attention output with the exact one, on the original's inputs.
         shapes: What each site's calls look like, with the mean number of queries and keys.
-        primaries: The output that stands for the model, or for each tower that samples reach.
+        primaries: The outputs that stand for the model, or for each tower that samples reach.
         original_ms: Median wall time of the original on one sample.
         hybrid_ms: Median wall time of the hybrid on one sample.
+        free_ms: Median wall time on one sample with the attention of all sites left out: what no kernel can go below.
     """
 
     outputs: dict[str, Agreement] = field(default_factory=dict)
@@ -49,11 +41,22 @@ class Fidelity:
     primaries: set[str] = field(default_factory=set)
     original_ms: float = 0.0
     hybrid_ms: float = 0.0
+    free_ms: float = 0.0
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster than the original the hybrid was, end to end."""
+        return self.original_ms / self.hybrid_ms if self.hybrid_ms else 1.0
+
+    @property
+    def ceiling(self) -> float:
+        """Speed-up that no attention kernel can pass (Amdahl): attention taken for nothing."""
+        return self.original_ms / self.free_ms if self.free_ms else 1.0
 
     @property
     def primary(self) -> str:
-        """Name of the output that gates look at: the worst, where there are several towers."""
-        return min(sorted(self.primaries), key=lambda name: self.outputs[name].cosine)
+        """Name of the output that gates look at: of those that stand for the model, the least alike."""
+        return min(sorted(self.primaries), key=lambda name: self.outputs[name].likeness)
 
 
 class _Watch:
@@ -104,6 +107,7 @@ def measure(
     calls = dict.fromkeys(kernels, 0)
     original_ms: list[float] = []
     hybrid_ms: list[float] = []
+    free_ms: list[float] = []
     advance = progress("Measuring on held-out samples", len(feed))
     for inputs in feed:
         with host.outputs_of(blocks) as outputs:
@@ -119,18 +123,24 @@ def measure(
             for block, tensor in seen.items():
                 result.blocks[block].add(tensor, outputs[block])
         place = f"{inputs.tower}." if inputs.tower else ""
-        result.primaries.add(place + primary_output(original, tower=bool(inputs.tower)))
-        for name, tensor in original.items():
-            full = place + name
-            result.outputs.setdefault(full, Agreement()).add(tensor, hybrid[name])
+        result.primaries |= set(final_outputs(output, inputs))
+        add_outputs(
+            result.outputs,
+            host.model,
+            {place + name: tensor for name, tensor in original.items()},
+            {place + name: tensor for name, tensor in hybrid.items()},
+        )
         original_ms.append(_milliseconds(host, inputs))
         with host.convert(kernels, min_tokens=min_tokens):
             hybrid_ms.append(_milliseconds(host, inputs))
+        with host.watch(dict.fromkeys(watches, _nothing)):
+            free_ms.append(_milliseconds(host, inputs))
         advance()
     require_calls(calls)
     result.sites = {name: watches[name].agreement for name in kernels}
     result.shapes = {name: _mean_shape(watch.shapes) for name, watch in watches.items() if watch.shapes}
     result.original_ms, result.hybrid_ms = statistics.median(original_ms), statistics.median(hybrid_ms)
+    result.free_ms = statistics.median(free_ms)
     return result
 
 
@@ -159,24 +169,9 @@ def _mean_shape(shapes: Sequence[CallShape]) -> CallShape:
     return replace(shapes[0], queries=queries, keys=keys, layout=replace(shapes[0].layout, grid=None))
 
 
-def named_outputs(output: Any, prefix: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Floating-point outputs with a feature dimension, by name.
-
-    Args:
-        output: What a model returned: a tensor, a tuple, or a mapping such as a ``ModelOutput``.
-        prefix: Where positive, ``last_hidden_state`` is also split into ``.prefix`` and ``.patches``.
-    """
-    if isinstance(output, Tensor):
-        output = {"output": output}
-    if isinstance(output, tuple | list):
-        output = {f"output.{i}": item for i, item in enumerate(output)}
-    for name, value in output.items():
-        if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() < 2:
-            continue
-        yield name, value
-        if prefix and name == "last_hidden_state" and value.shape[1] > prefix:
-            yield f"{name}.prefix", value[:, :prefix]
-            yield f"{name}.patches", value[:, prefix:]
+def _nothing(call: SiteCall) -> Tensor:
+    """Attention that costs nothing: zeros."""
+    return call.query.new_zeros(*call.query.shape[:3], call.value.shape[3])
 
 
 def _milliseconds(host: Host, inputs: Inputs) -> float:

@@ -39,7 +39,8 @@ from latte_convert.report.schema import (
     StripesReport,
 )
 from latte_convert.selection.budget import Point
-from latte_convert.selection.choice import Choice, kernels_of
+from latte_convert.selection.choice import RUINOUS, Choice, kernels_of
+from latte_convert.selection.policy import count
 from latte_convert.task import Task
 from latte_convert.wording import some
 
@@ -88,7 +89,9 @@ def build_report(task: Task, found: Findings) -> Report:
 
 
 def _warnings(task: Task, found: Findings) -> Iterator[str]:
-    """What a reader should know before trusting the figures."""
+    """What a reader should know before trusting the figures; what matters most comes first."""
+    if found.fidelity is not None and found.fidelity.speedup <= 1:
+        yield not_faster(found.fidelity)
     if task.unexpected_keys and task.source is not None:
         yield (
             f"{len(task.unexpected_keys)} tensors of the checkpoint have no place in {task.source.model_class} "
@@ -97,6 +100,22 @@ def _warnings(task: Task, found: Findings) -> Iterator[str]:
     broken = [name for name, score in found.choice.scores.items() if score.value == float("inf")]
     if broken:
         yield f"{len(broken)} sites are not finite when linear and were not chosen: {some(broken)}."
+    ruinous = {
+        site.name: found.choice.scores[site.name].value
+        for site in found.choice.plan.converted
+        if task.recipe.scorer != "paper" and found.choice.scores[site.name].value > RUINOUS
+    }
+    for name, value in ruinous.items():
+        yield (
+            f"{name} alone changes the final output by {100 * value:.0f}% of its variance: keep it exact with "
+            f"--exclude {name}, unless an evaluation shows that your task bears it."
+        )
+    asked, converted = count(found.fitted.sites, task.recipe), len(found.choice.plan.converted)
+    if asked is not None and converted < asked:
+        yield (
+            f"{asked} sites were asked for, {converted} are converted: at the others every kernel is softmax itself at "
+            "the length of these samples, is not finite, or ruins the model."
+        )
     if not found.choice.plan.converted:
         yield (
             "nothing was converted: exact attention is all that the recipe's budget asks for or allows. Set ratio or "
@@ -104,6 +123,17 @@ def _warnings(task: Task, found: Findings) -> Iterator[str]:
         )
     if found.fidelity is not None:
         yield from _no_saving(task, found, found.fidelity)
+
+
+def not_faster(fidelity: Fidelity) -> str:
+    """That a hybrid is not faster than its original, and the most that any attention kernel could gain."""
+    longest = max((shape.keys for shape in fidelity.shapes.values()), default=0)
+    return (
+        f"the hybrid is not faster at this length ({longest} tokens): {fidelity.hybrid_ms:.3g} ms a sample, the "
+        f"original {fidelity.original_ms:.3g} ms. Attention takes {1 - 1 / fidelity.ceiling:.0%} of the original's "
+        f"time, so no attention kernel can be more than {fidelity.ceiling:.2f} times as fast. Use longer inputs, or "
+        "keep the original."
+    )
 
 
 def _no_saving(task: Task, found: Findings, fidelity: Fidelity) -> Iterator[str]:
@@ -186,11 +216,16 @@ def _fit(kernel: Kernel, error: float | None, heldout: Agreement | None) -> FitR
     )
 
 
-def _agreement(agreement: Agreement, name: str = "") -> AgreementReport:
+def _agreement(agreement: Agreement) -> AgreementReport:
     return AgreementReport(
         cosine=agreement.cosine,
         relative_error=_finite(agreement.relative_error),
-        top1=agreement.top1 if name.endswith("logits") else None,
+        top1=agreement.top1 if agreement.kind == "logits" else None,
+        agreed=agreement.agreed,
+        divergence=_finite(agreement.divergence / max(agreement.tokens, 1)) if agreement.kind == "logits" else None,
+        distance=_finite(agreement.distance / max(agreement.weight, 1e-12)) if agreement.kind == "boxes" else None,
+        likeness=_finite(agreement.likeness),
+        interval=agreement.interval,
     )
 
 
@@ -198,7 +233,7 @@ def _fidelity(fidelity: Fidelity, samples: int) -> FidelityReport:
     return FidelityReport(
         samples=samples,
         primary=fidelity.primary,
-        outputs={name: _agreement(value, name) for name, value in fidelity.outputs.items()},
+        outputs={name: _agreement(value) for name, value in fidelity.outputs.items()},
         blocks={name: _agreement(value) for name, value in fidelity.blocks.items()},
     )
 
@@ -254,7 +289,11 @@ def _cost(task: Task, found: Findings, fidelity: Fidelity) -> CostReport:
         tokens={name: float(shape.keys) for name, shape in fidelity.shapes.items()},
         flops=FlopsReport(original=sums["true"][0], hybrid=sums["true"][1]),
         flops_paper=FlopsReport(original=sums["paper"][0], hybrid=sums["paper"][1]),
-        forward_ms={"original": fidelity.original_ms, "hybrid": fidelity.hybrid_ms},
+        forward_ms={
+            "original": fidelity.original_ms,
+            "hybrid": fidelity.hybrid_ms,
+            "without_attention": fidelity.free_ms,
+        },
         seconds=dict(found.seconds),
         peak_memory_bytes=peak_memory_bytes(),
         device=str(next(model.parameters()).device),

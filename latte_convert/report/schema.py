@@ -24,6 +24,17 @@ class AgreementReport(_Model):
     cosine: float = Field(description="Mean cosine over tokens; 1 is perfect.")
     relative_error: float | None = Field(description="||original - hybrid|| / ||original||; null where that is 0.")
     top1: float | None = Field(None, description="Share of positions with the same largest logit; logits only.")
+    agreed: float | None = Field(
+        None,
+        description="Of logits, the mean probability that both give to the same classes; of boxes, the mean "
+        "intersection over union, each weighed by how sure the original is of it.",
+    )
+    divergence: float | None = Field(None, description="Mean KL(original || hybrid) in nats; logits only.")
+    distance: float | None = Field(None, description="Mean L1 distance of boxes, weighed as in agreed.")
+    likeness: float | None = Field(None, description="What gates look at: the worse of cosine and agreed.")
+    interval: tuple[float, float] | None = Field(
+        None, description="95% bootstrap interval of the likeness over the samples; null for fewer than two."
+    )
 
 
 class FidelityReport(_Model):

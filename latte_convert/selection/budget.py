@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,11 @@ from latte_convert.errors import GateError
 from latte_convert.wording import rounded_down
 
 Array = NDArray[Any]
+
+NOTHING_SAVED = (
+    "no kernel needs fewer FLOPs than softmax at the length of these samples. Use longer ones (--resolution for "
+    "images), or smaller windows and fewer clusters"
+)
 
 LIMIT = 2000
 """Partial plans that are kept from site to site; below it the frontier is exact."""
@@ -27,10 +32,12 @@ class SiteCost:
     Attributes:
         exact: With softmax attention.
         kernels: With each of its candidate kernels.
+        idle: Whether a candidate is softmax itself at these lengths: it changes nothing, and gains nothing.
     """
 
     exact: int
     kernels: tuple[int, ...]
+    idle: tuple[bool, ...] = ()
 
     def saving(self, kernel: int) -> int:
         """FLOPs that a kernel saves, at least one, so that to convert as much as possible includes short sites.
@@ -48,26 +55,33 @@ class Point:
         kernels: Index of the candidate kernel of each converted site, by site.
         flops: Share of the attention FLOPs of all sites with softmax that are left.
         error: Predicted error of the final output, or, of a greedy plan, the measured one.
-        cosine: Fidelity on the samples it was fitted to, where it has been measured.
+        likeness: Likeness of its least alike final output on the samples it was fitted to, where it has been measured.
+        cosine: Least cosine of a final output on some of them, where it has been measured.
     """
 
     kernels: Mapping[str, int]
     flops: float
     error: float
+    likeness: float | None = None
     cosine: float | None = None
 
 
-def most_robust(errors: Mapping[str, Sequence[float]], count: int, first: Container[str] = ()) -> list[str]:
+def most_robust(errors: Mapping[str, Sequence[float]], count: int) -> list[str]:
     """The ``count`` sites whose best kernel hurts least, fewer where fewer have a finite error.
 
-    Args:
-        errors: The error of each kernel on each site.
-        count: How many sites.
-        first: Sites that come before all others. Equal errors go by the order of ``errors``.
+    Equal errors go by the order of ``errors``.
     """
     best = {site: min(values, default=float("inf")) for site, values in errors.items()}
     finite = (site for site in best if best[site] < float("inf"))
-    return sorted(finite, key=lambda site: (site not in first, best[site]))[:count]
+    return sorted(finite, key=best.__getitem__)[:count]
+
+
+def that_work(errors: Mapping[str, Sequence[float]], costs: Mapping[str, SiteCost]) -> dict[str, list[float]]:
+    """The errors with infinite ones, which no plan takes, for kernels that are softmax itself at these lengths."""
+    return {
+        site: [float("inf") if idle else error for error, idle in zip(values, costs[site].idle, strict=True)]
+        for site, values in errors.items()
+    }
 
 
 def that_save(errors: Mapping[str, Sequence[float]], costs: Mapping[str, SiteCost]) -> dict[str, list[float]]:
@@ -192,11 +206,11 @@ def choose(
 
     Args:
         points: Plans from the most faithful to the cheapest.
-        measure: Measures the fidelity (cosine) of a plan whose ``cosine`` is unknown.
+        measure: Measures the likeness of a plan for which it is unknown.
         speedup: Measures the speed of a plan relative to the original, end to end.
         max_flops: Highest share of the exact attention FLOPs.
         target_speedup: Lowest speed relative to the original.
-        min_fidelity: Lowest cosine of the final output.
+        min_fidelity: Lowest likeness of the final outputs.
         label: Name of a kernel by site and index, for messages.
 
     Raises:
@@ -204,7 +218,7 @@ def choose(
     """
 
     def fidelity(point: Point) -> float:
-        return measure(point) if point.cosine is None else point.cosine
+        return measure(point) if point.likeness is None else point.likeness
 
     def show(point: Point) -> str:
         return _show(point, label)
@@ -217,16 +231,19 @@ def choose(
         return _cheapest_faithful(points, min_fidelity, fidelity, show)
     else:
         return points[0]
-    if min_fidelity is not None and chosen.kernels and not (cosine := fidelity(chosen)) >= min_fidelity:
+    if min_fidelity is not None and chosen.kernels and not (reached := fidelity(chosen)) >= min_fidelity:
         raise GateError(
-            f"no plan meets both budgets: the most faithful one within the budget of cost has a cosine of "
-            f"{_below(cosine)} on the calibration samples, not {min_fidelity:.6g}: {show(chosen)}. Lower "
+            f"no plan meets both budgets: the most faithful one within the budget of cost has a likeness of "
+            f"{_below(reached)} on the calibration samples, not {min_fidelity:.6g}: {show(chosen)}. Lower "
             "--min-fidelity, allow a higher cost, or offer more faithful kernels."
         )
     return chosen
 
 
 def _cheap_enough(points: Sequence[Point], most: float, show: Callable[[Point], str]) -> Point:
+    points = [point for point in points if point.kernels]
+    if not points:
+        raise GateError(f"no plan needs at most {100 * most:.3g}% of the exact attention FLOPs: {NOTHING_SAVED}.")
     within = [point for point in points if point.flops <= most]
     if not within:
         raise GateError(
@@ -239,6 +256,9 @@ def _cheap_enough(points: Sequence[Point], most: float, show: Callable[[Point], 
 def _fast_enough(
     points: Sequence[Point], least: float, speedup: Callable[[Point], float], show: Callable[[Point], str]
 ) -> Point:
+    points = [point for point in points if point.kernels]  # the original against itself is noise
+    if not points:
+        raise GateError(f"no plan is {least:g} times as fast as the original: {NOTHING_SAVED}.")
     reached: dict[int, float] = {}
 
     def fast(index: int) -> bool:
@@ -246,8 +266,12 @@ def _fast_enough(
         return reached[index] >= least
 
     found = _first(len(points), fast)
-    if found is None:
+    while found is None:  # speed may rise and fall again: climb from the fastest that was measured
         nearest = max(reached, key=reached.__getitem__)
+        beside = [i for i in (nearest - 1, nearest + 1) if 0 <= i < len(points) and i not in reached]
+        found = next((i for i in beside if fast(i)), None)
+        if found is not None or max(reached, key=reached.__getitem__) != nearest:
+            continue
         raise GateError(
             f"no plan is {least:g} times as fast as the original; the nearest reaches {reached[nearest]:.2f}: "
             f"{show(points[nearest])}. Lower --target-speedup, offer a cheaper kernel, or use longer inputs: what "
@@ -274,7 +298,7 @@ def _cheapest_faithful(
     nearest = max(seen, key=seen.__getitem__)
     raise GateError(
         f"no plan keeps a fidelity of {least:.6g} on the calibration samples, which leaves a margin for those held "
-        f"out; the nearest has a cosine of {_below(seen[nearest])}: {show(cheapest_first[nearest])}. Lower "
+        f"out; the nearest has a likeness of {_below(seen[nearest])}: {show(cheapest_first[nearest])}. Lower "
         "--min-fidelity, or offer more faithful kernels."
     )
 

@@ -12,20 +12,33 @@ from latte_convert.data.feed import FirstOf
 from latte_convert.kernels.base import Kernel
 from latte_convert.measuring.fidelity import speedup
 from latte_convert.progress import Progress, silent
-from latte_convert.selection.budget import Point, SiteCost, choose, frontier, most_robust, spaced, that_save
+from latte_convert.recipe import BUDGETS, Recipe
+from latte_convert.selection.budget import (
+    Point,
+    SiteCost,
+    choose,
+    frontier,
+    most_robust,
+    spaced,
+    that_save,
+    that_work,
+)
 from latte_convert.selection.costs import site_costs
 from latte_convert.selection.greedy import greedy_order, path
 from latte_convert.selection.isolated import isolated_scores
 from latte_convert.selection.plan import Plan
 from latte_convert.selection.policy import count, plan
 from latte_convert.selection.scores import Score, paper_scores
-from latte_convert.selection.trials import try_plans
+from latte_convert.selection.trials import Drift, try_plans
 from latte_convert.task import Task
 
 COSTED_ON = 8
 """Calibration samples whose attention calls are counted."""
 MARGIN = 0.8
 """Share of the loss that ``min_fidelity`` allows which a plan may use up on the calibration samples."""
+RUINOUS = 0.1
+"""A site whose conversion alone changes the final output by more than this share of its variance is converted only
+where it is asked for, and never without a warning."""
 SHOWN = 6
 """Plans of the frontier whose fidelity is measured for the report."""
 SHOWN_ON = 4
@@ -78,8 +91,17 @@ def score_sites(task: Task, fitted: Fitted, progress: Progress = silent) -> Scor
     )
 
 
-def choose_plan(task: Task, fitted: Fitted, scores: Scores, progress: Progress = silent) -> Choice:
+def choose_plan(
+    task: Task, fitted: Fitted, scores: Scores, progress: Progress = silent, *, margin: float = MARGIN
+) -> Choice:
     """Pick the plan that keeps the recipe's budget and loses least.
+
+    Args:
+        task: The task.
+        fitted: The kernels of each site.
+        scores: How much each of them changes the model.
+        progress: Told of every step.
+        margin: Share of the loss that ``min_fidelity`` allows which the plan may use up on the calibration samples.
 
     Raises:
         RecipeError: The recipe asks for more sites than there are.
@@ -88,10 +110,12 @@ def choose_plan(task: Task, fitted: Fitted, scores: Scores, progress: Progress =
     recipe, kernels = task.recipe, fitted.kernels
     costs = site_costs(task.host, kernels, FirstOf(task.fitting, COSTED_ON), min_tokens=recipe.min_tokens)
     errors = {site: [score.value for score in each] for site, each in scores.items()}
+    if recipe.scorer != "paper":
+        errors = _worth_it(that_work(errors, costs), recipe)
     if recipe.max_flops is not None or recipe.target_speedup is not None:
         errors = that_save(errors, costs)
     points, eligible = _weighed(task, fitted, errors, costs, progress)
-    point = _pick(task, fitted, eligible)
+    point = _pick(task, fitted, eligible, margin)
     best = {site: point.kernels.get(site, _best(each)) for site, each in scores.items()}
     shown = _measured(task, fitted, points, point)
     return Choice(
@@ -123,10 +147,7 @@ def _weighed(
         points = frontier(errors, costs)
         if wanted is None:
             return points, points
-        # What costs exactly as much as softmax runs softmax at these lengths: no error, and nothing gained.
-        real = {site for site, cost in costs.items() if any(flops != cost.exact for flops in cost.kernels)}
-        first = real if recipe.scorer == "isolated" else ()
-        return points, frontier(errors, costs, convert=most_robust(errors, wanted, first))
+        return points, frontier(errors, costs, convert=most_robust(errors, wanted))
     several = any(len(each) > 1 for each in fitted.fits.values())
     steps = greedy_order(
         task.host,
@@ -144,17 +165,25 @@ def _weighed(
     return points, [point for point in points if len(point.kernels) == wanted] or points[-1:]
 
 
-def _pick(task: Task, fitted: Fitted, points: Sequence[Point]) -> Point:
+def _worth_it(errors: dict[str, list[float]], recipe: Recipe) -> dict[str, list[float]]:
+    """The errors that plans may have: by default without sites that ruin the model, as long as others are left."""
+    bearable = {site: [error if error <= RUINOUS else float("inf") for error in each] for site, each in errors.items()}
+    asked = any(getattr(recipe, name) is not None for name in BUDGETS)
+    left = any(error < float("inf") for each in bearable.values() for error in each)
+    return errors if asked or not left else bearable
+
+
+def _pick(task: Task, fitted: Fitted, points: Sequence[Point], margin: float) -> Point:
     recipe = task.recipe
     if len(points) == 1 and count(fitted.sites, recipe) is not None:
         return points[0]  # nothing to choose: min_fidelity is a gate on the held-out samples
     least = recipe.min_fidelity
     if least is not None:  # what is held out mostly loses a little more than what a plan was chosen on
-        least = 1 - MARGIN * (1 - least)
+        least = 1 - margin * (1 - least)
     first = FirstOf(task.fitting, 1)
     return choose(
         points,
-        measure=lambda point: _fidelities(task, fitted, [point], len(task.fitting))[0],
+        measure=lambda point: _drifts(task, fitted, [point], len(task.fitting))[0].worst.likeness,
         speedup=lambda point: speedup(task.host, kernels_of(fitted, point), first, min_tokens=recipe.min_tokens),
         max_flops=recipe.max_flops,
         target_speedup=recipe.target_speedup,
@@ -167,19 +196,21 @@ def _measured(task: Task, fitted: Fitted, points: Sequence[Point], chosen: Point
     """Some plans of the frontier with their fidelity, for the report; the chosen one is among them."""
     shown = [point for point in spaced(points, SHOWN) if point.kernels and point.kernels != chosen.kernels] + [chosen]
     shown.sort(key=lambda point: -point.flops)
-    cosines = _fidelities(task, fitted, shown, SHOWN_ON)
-    return tuple(replace(point, cosine=cosine) for point, cosine in zip(shown, cosines, strict=True))
+    drifts = _drifts(task, fitted, shown, SHOWN_ON)
+    return tuple(
+        replace(point, cosine=drift.least_cosine.cosine, likeness=drift.worst.likeness)
+        for point, drift in zip(shown, drifts, strict=True)
+    )
 
 
-def _fidelities(task: Task, fitted: Fitted, points: Sequence[Point], samples: int) -> list[float]:
-    """Cosine of the final output of plans on some calibration samples."""
-    drifts = try_plans(
+def _drifts(task: Task, fitted: Fitted, points: Sequence[Point], samples: int) -> list[Drift]:
+    """What plans do to the final outputs on some calibration samples."""
+    return try_plans(
         task.host,
         [kernels_of(fitted, point) for point in points],
         FirstOf(task.fitting, samples),
         min_tokens=task.recipe.min_tokens,
     )
-    return [drift.worst.cosine for drift in drifts]
 
 
 def _best(scores: Sequence[Score]) -> int:

@@ -46,6 +46,10 @@ def site_costs(host: Host, candidates: Candidates, feed: Feed, *, min_tokens: in
             host.run(inputs)
     return {
         site: SiteCost(
+            idle=tuple(
+                bool(seen.counts) and all(kernel.is_softmax(kernel.inner(shape)) for shape in seen.counts)
+                for kernel in candidates[site]
+            ),
             exact=sum(softmax_flops(shape) * count for shape, count in seen.counts.items()),
             kernels=tuple(
                 sum(

@@ -141,5 +141,5 @@ def path(steps: Sequence[Step], costs: Mapping[str, SiteCost]) -> list[Point]:
     points = [Point({}, 1.0, 0.0, 1.0)]
     for step in steps:
         kernels = {**points[-1].kernels, step.site: step.kernel}
-        points.append(Point(kernels, flops_share(kernels, costs), step.error, step.agreement.cosine))
+        points.append(Point(kernels, flops_share(kernels, costs), step.error, step.agreement.likeness))
     return points

@@ -46,5 +46,5 @@ def isolated_scores(
     scores: dict[str, list[Score]] = {site.name: [] for site in sites}
     for trial in trials:
         drift = drifts[trial]
-        scores[trial.site].append(Score(drift.error, drift.worst.cosine, drift.worst.mse))
+        scores[trial.site].append(Score(drift.error, drift.least_cosine.cosine, drift.least_cosine.mse))
     return scores

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from latte_convert.adapters.host import Host, require_calls
 from latte_convert.attention import AttentionCall
 from latte_convert.data.feed import Feed, Inputs
 from latte_convert.kernels.base import Kernel
 from latte_convert.measuring.agreement import Agreement
-from latte_convert.measuring.fidelity import named_outputs, primary_output
+from latte_convert.measuring.outputs import add_outputs, final_outputs
 from latte_convert.progress import Progress, silent
 from latte_convert.selection.replay import Replay
 
@@ -63,17 +63,18 @@ class Drift:
     """How far the final outputs of a converted model are from the original's, over the samples that reach its sites.
 
     Attributes:
+        model: The model.
         outputs: Agreement of each final output, by name.
         spreads: Spread of each final output of the original, over all samples that have it.
     """
 
+    model: nn.Module
     outputs: dict[str, Agreement] = field(default_factory=dict)
     spreads: Mapping[str, Spread] = field(default_factory=dict)
 
     def add(self, original: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> None:
         """Add the final outputs of one sample."""
-        for name, tensor in original.items():
-            self.outputs.setdefault(name, Agreement()).add(tensor, converted[name])
+        add_outputs(self.outputs, self.model, original, converted)
 
     @property
     def error(self) -> float:
@@ -90,39 +91,19 @@ class Drift:
         return total if total == total else float("inf")
 
     @property
+    def least_cosine(self) -> Agreement:
+        """Agreement of the output with the least cosine; of a model that no sample reached, perfect."""
+        return min(self.outputs.values(), key=lambda each: each.cosine, default=Agreement(cosine_sum=1.0, tokens=1))
+
+    @property
     def worst(self) -> Agreement:
         """Agreement of the output that suffers most; of a model that no sample reached, perfect."""
-        return min(self.outputs.values(), key=_cosine, default=Agreement(cosine_sum=1.0, tokens=1))
+        return min(self.outputs.values(), key=_likeness, default=Agreement(cosine_sum=1.0, tokens=1))
 
 
-def _cosine(agreement: Agreement) -> float:
-    """The cosine of an agreement, minus infinity where it is not a number."""
-    return agreement.cosine if agreement.cosine == agreement.cosine else float("-inf")
-
-
-def final_outputs(output: Any, inputs: Inputs) -> dict[str, Tensor]:
-    """The outputs that stand for a model: the primary one, and its equals.
-
-    These are the embeddings of other towers, and what a detector predicts beside its logits.
-
-    Args:
-        output: What the model, or one tower of it, returned.
-        inputs: What it was called with.
-
-    Returns:
-        Tensors ``(..., D)`` by name, with the tower in front where one tower ran.
-    """
-    named = dict(named_outputs(output))
-    primary = primary_output(named, tower=bool(inputs.tower))
-    place = f"{inputs.tower}." if inputs.tower else ""
-    return {place + name: tensor for name, tensor in named.items() if name == primary or _equals(name, primary)}
-
-
-def _equals(name: str, primary: str) -> bool:
-    """Whether an output is as much what the model is for as its primary one."""
-    if primary.endswith("_embeds"):
-        return name.endswith("_embeds")
-    return primary == "logits" and name.startswith("pred_")
+def _likeness(agreement: Agreement) -> float:
+    """The likeness of an agreement, minus infinity where it is not a number."""
+    return agreement.likeness if agreement.likeness == agreement.likeness else float("-inf")
 
 
 def try_plan(host: Host, kernels: Mapping[str, Kernel], feed: Feed, *, min_tokens: int = 0) -> Drift:
@@ -133,7 +114,7 @@ def try_plan(host: Host, kernels: Mapping[str, Kernel], feed: Feed, *, min_token
 def try_plans(host: Host, plans: Sequence[Mapping[str, Kernel]], feed: Feed, *, min_tokens: int = 0) -> list[Drift]:
     """``try_plan`` for several plans; the original runs once."""
     spreads: dict[str, Spread] = {}
-    drifts = [Drift(spreads=spreads) for _ in plans]
+    drifts = [Drift(host.model, spreads=spreads) for _ in plans]
     for inputs in feed:
         original = _run_original(host, inputs, spreads)
         for drift, kernels in zip(drifts, plans, strict=True):
@@ -176,7 +157,7 @@ def try_each(
     blocks = {trial.site: host.block(trial.site) for trial in trials}
     replay = Replay(host.model, blocks.values())
     spreads: dict[str, Spread] = {}
-    drifts = {trial: Drift(spreads=spreads) for trial in trials}
+    drifts = {trial: Drift(host.model, spreads=spreads) for trial in trials}
     calls = dict.fromkeys(blocks, 0)
     advance = progress("Trying conversions", len(feed))
     # The routes stay on from the recorded pass to its trials: what adapters note of a pass, such as the size of the map

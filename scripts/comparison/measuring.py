@@ -27,7 +27,7 @@ from latte_convert.kernels.exact import ExactKernel
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.kernels.softmax import softmax_flops
 from latte_convert.measuring.agreement import Agreement
-from latte_convert.measuring.fidelity import named_outputs, primary_output
+from latte_convert.measuring.outputs import named_outputs, primary_output
 from latte_convert.selection.isolated import isolated_scores
 
 LEVELS = (1 / 3, 2 / 3, 1.0)

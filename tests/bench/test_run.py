@@ -20,7 +20,7 @@ from latte_convert.bench.result import BenchReport
 from latte_convert.bench.run import bench
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import CheckpointError, DataError, IntegrityError, UsageError
-from latte_convert.measuring.fidelity import named_outputs
+from latte_convert.measuring.outputs import named_outputs
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 

@@ -16,6 +16,7 @@ from latte_convert.selection.budget import (
     most_robust,
     spaced,
     that_save,
+    that_work,
 )
 
 INFINITE = float("inf")
@@ -161,7 +162,7 @@ def test_without_a_budget_the_most_faithful_plan_wins():
 
 
 @pytest.mark.parametrize(("limits", "expected"), [
-    ({"max_flops": 1.0}, 0),
+    ({"max_flops": 0.99}, 1),
     ({"max_flops": 0.5}, 7),  # 1 - 0.56 = 0.44; six sites would need 0.52
     ({"max_flops": 0.3}, 9),
     ({"min_fidelity": 0.9}, 3),  # 1 - 0.09; four sites would have 0.84
@@ -169,7 +170,7 @@ def test_without_a_budget_the_most_faithful_plan_wins():
     ({"min_fidelity": 0.99}, 1),
     ({"target_speedup": 1.35}, 4),
     ({"target_speedup": 1.9}, 9),
-    ({"target_speedup": 0.5}, 0),
+    ({"target_speedup": 1.01}, 1),  # never the original, timed against itself
     ({"max_flops": 0.5, "min_fidelity": 0.5}, 7),
     ({"target_speedup": 1.35, "min_fidelity": 0.8}, 4),
 ])  # fmt: skip
@@ -196,9 +197,9 @@ def test_a_known_fidelity_is_not_measured_again():
 
 @pytest.mark.parametrize(("limits", "message"), [
     ({"max_flops": 0.2}, r"at most 20% of the exact.*nearest: 9 sites converted \(5 x even, 4 x odd\), 28.0% of"),
-    ({"min_fidelity": 0.995}, r"fidelity of 0.995 .* the nearest has a cosine of 0.9900: 1 sites converted \(1 x ev"),
+    ({"min_fidelity": 0.995}, r"fidelity of 0.995 .* the nearest has a likeness of 0.9900: 1 sites converted \(1 x ev"),
     ({"target_speedup": 2.0}, r"2 times as fast as the original; the nearest reaches 1.90: 9 sites converted"),
-    ({"max_flops": 0.5, "min_fidelity": 0.9}, r"no plan meets both budgets.*cosine of 0.5100 .*not 0.9: 7 sites conv"),
+    ({"max_flops": 0.5, "min_fidelity": 0.9}, r"no plan meets both budgets.*likeness of 0.5100 .*not 0.9: 7 sites conv"),
 ])  # fmt: skip
 def test_a_budget_that_no_plan_meets_shows_the_nearest(limits, message):
     with pytest.raises(GateError, match=message) as caught:
@@ -230,8 +231,24 @@ def test_points_for_a_table():
     assert spaced(POINTS[:1], 5) == POINTS[:1]
 
 
-def test_sites_that_gain_something_come_first() -> None:
+def test_the_most_robust_sites_are_those_that_lose_least() -> None:
     errors = {"short": [0.0], "long": [0.2], "longer": [0.1], "broken": [float("inf")]}
     assert most_robust(errors, 2) == ["short", "longer"]
-    assert most_robust(errors, 2, first={"long", "longer", "broken"}) == ["longer", "long"]
-    assert most_robust(errors, 9, first={"long", "longer", "broken"}) == ["longer", "long", "short"]
+    assert most_robust(errors, 9) == ["short", "longer", "long"]
+
+
+def test_a_kernel_that_is_softmax_itself_is_no_choice() -> None:
+    costs = {
+        "short": SiteCost(100, (100, 60), idle=(True, False)),
+        "long": SiteCost(100, (100, 100), idle=(True, True)),
+    }
+    assert that_work({"short": [0.0, 0.2], "long": [0.0, 0.0]}, costs) == {
+        "short": [float("inf"), 0.2],
+        "long": [float("inf"), float("inf")],
+    }
+
+
+@pytest.mark.parametrize("limits", [{"target_speedup": 1.01}, {"max_flops": 0.99}])
+def test_a_budget_of_cost_is_not_met_by_the_original(limits) -> None:
+    with pytest.raises(GateError, match="no plan"):
+        choose(POINTS[:1], measure=cosine(), speedup=speed(), **limits)

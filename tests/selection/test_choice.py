@@ -87,11 +87,14 @@ def test_every_site_gets_the_kernel_that_hurts_it_least(chosen, scenes):
         each.name: [each.score.value, other.score.value] for each, other in zip(*(r.sites for r in alone), strict=True)
     }
     best = {name: ("latte", "near_far")[pair.index(min(pair))] for name, pair in values.items()}
+    # On nine object queries near_far is softmax itself: it loses nothing, and gains nothing.
+    best |= {name: "latte" for name in best if ".decoder." in name and name.endswith("self_attn")}
     assert set(best.values()) == {"latte", "near_far"}
     assert dict(chosen.plan.kernels) == best
     assert {site.name: site.fit.kernel for site in chosen.report.sites} == best
     for site in chosen.report.sites:
-        assert site.score.value == pytest.approx(min(values[site.name]), rel=1e-6)
+        used = values[site.name][("latte", "near_far").index(best[site.name])]
+        assert site.score.value == pytest.approx(used, rel=1e-6)
 
 
 def test_an_artifact_with_two_kernels(chosen, tmp_path):
@@ -117,7 +120,7 @@ def test_an_artifact_with_two_kernels(chosen, tmp_path):
 
 
 def test_refitting_keeps_the_kernels(chosen, scenes):
-    refit = convert(scenes, ratio=1.0, propagate_error=True, include=("decoder.layers.2",))
+    refit = convert(scenes, ratio=1.0, propagate_error=True, include=("layers.2",))
     kernels = {site.name: site.fit.kernel for site in refit.report.sites if site.converted}
     assert set(kernels.values()) == {"latte", "near_far"}
     assert dict(refit.plan.kernels) == kernels == {name: chosen.plan.kernels[name] for name in kernels}
@@ -145,35 +148,43 @@ def test_max_flops_is_kept(scenes, most):
 
 def test_sites_that_are_too_short_to_gain_are_named(scenes):
     recipe = Recipe(options=SMALL, samples=4, ratio=1.0)
-    result = latte_convert.convert(DETR, scenes, recipe=recipe)
-    idle = [
-        name
-        for name in result.report.converted
-        if result.model.get_submodule(name).latte.flops(shape(name)) >= softmax_flops(shape(name))
-    ]
-    assert 0 < len(idle) < len(result.report.converted)
-    (warning,) = (text for text in result.report.warnings if "longer inputs" in text)
-    assert warning.startswith(f"{len(idle)} of {len(result.report.converted)} converted sites")
-    assert idle[0] in warning
+    report = latte_convert.convert(DETR, scenes, recipe=recipe).report
+    short = {site.name for site in report.sites if ".decoder." in site.name and site.name.endswith("self_attn")}
+    assert len(short) == 3
+    assert set(report.converted) == {site.name for site in report.sites} - short
+    assert [text for text in report.warnings if text.startswith("9 sites were asked for, 6 are converted")]
 
 
-def test_a_site_where_near_far_is_softmax_comes_last(scenes):
+def test_a_site_that_ruins_the_model_is_converted_only_where_it_is_asked_for(scenes):
+    first = "model.encoder.layers.0.self_attn"
+    recipe = {"options": SMALL, "samples": 4, "include": ("encoder.layers",)}
+    report = latte_convert.convert(DETR, scenes, recipe=Recipe(**recipe)).report
+    values = {site.name: site.score.value for site in report.sites if site.eligible}
+    assert values[first] > 0.1 > min(values.values())
+    assert set(report.converted) == {name for name, value in values.items() if value <= 0.1}
+    report = latte_convert.convert(DETR, scenes, recipe=Recipe(**recipe, ratio=1.0)).report
+    assert first in report.converted
+    assert [text for text in report.warnings if text.startswith(first) and "--exclude" in text]
+
+
+def test_a_site_where_near_far_is_softmax_is_not_converted(scenes):
     recipe = Recipe(options=SMALL, samples=4, k=4, include=("decoder",))
     report = latte_convert.convert(DETR, scenes, recipe=recipe).report
     cross = {site.name for site in report.sites if site.eligible and site.name.endswith("encoder_attn")}
     assert len(cross) == 3
-    assert cross < set(report.converted)  # though self-attention on nine object queries scores 0
+    assert cross == set(report.converted)  # though self-attention on nine object queries scores 0
+    assert [text for text in report.warnings if text.startswith("4 sites were asked for, 3 are converted")]
     assert all(site.score.value == 0 for site in report.sites if site.eligible and site.name not in cross)
 
 
 def test_a_lower_min_fidelity_converts_more(scenes):
-    strict, lax = (convert(scenes, min_fidelity=least, include=("encoder.layers",)) for least in (0.99, 0.8))
+    strict, lax = (convert(scenes, min_fidelity=least, include=("encoder.layers",)) for least in (0.98, 0.9))
     assert len(lax.report.converted) > len(strict.report.converted) > 0
     assert flops_share(lax) < flops_share(strict) < 1
-    for result, least in ((strict, 0.99), (lax, 0.8)):
-        picked = next(point for point in result.report.frontier if point.chosen)
-        assert picked.cosine >= least
-        assert result.report.fidelity.outputs["logits"].cosine >= least
+    for result, least in ((strict, 0.98), (lax, 0.9)):
+        outputs = result.report.fidelity.outputs
+        assert min(outputs[name].likeness for name in ("logits", "pred_boxes")) >= least
+        assert outputs["pred_boxes"].agreed < outputs["pred_boxes"].cosine  # what a cosine of coordinates does not see
 
 
 def test_greedy_converts_what_is_asked_and_measures_it(scenes):
@@ -200,7 +211,8 @@ def test_greedy_converts_what_is_asked_and_measures_it(scenes):
 
 def test_no_budget_gets_the_default_kernel_in_two_thirds_of_the_sites(scenes):
     result = latte_convert.convert(DETR, scenes, recipe=Recipe(samples=4))
-    assert list(result.plan.kernels.values()) == ["near_far"] * 6
+    assert set(result.plan.kernels.values()) == {"near_far"}
+    assert all(site.score.value <= 0.1 for site in result.report.sites if site.converted)
     assert result.report.recipe["scorer"] == "isolated"
 
 
@@ -215,14 +227,8 @@ def test_a_budget_that_one_plan_alone_misses(scenes):
 def test_budgets_out_of_reach(scenes):
     with pytest.raises(GateError, match=r"at most 5% of the exact attention FLOPs; the nearest: 3 sites converted"):
         convert(scenes, max_flops=0.05, include=("encoder.layers",))
-    with pytest.raises(GateError, match=r"keeps a fidelity of 1 .* nearest has a cosine of 0\.99\d\d:"):
+    with pytest.raises(GateError, match=r"keeps a fidelity of 1 .* nearest has a likeness of 0\.9\d\d\d:"):
         convert(scenes, min_fidelity=1.0, include=("encoder.layers",))
-
-
-def test_a_speed_that_every_plan_has_gets_the_most_faithful_one(scenes):
-    points = convert(scenes, target_speedup=0.001, include=("encoder.layers",)).report.frontier
-    assert len(points) > 2
-    assert next(point for point in points if point.chosen).predicted_error == min(p.predicted_error for p in points)
 
 
 def test_a_speed_out_of_reach_exits_4_and_writes_nothing(scenes, tmp_path, latte):

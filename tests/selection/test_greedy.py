@@ -9,7 +9,7 @@ import transformers
 from latte_convert.adapters.host import Host
 from latte_convert.data.feed import BatchFeed
 from latte_convert.kernels.latte.kernel import LatteKernel
-from latte_convert.selection import greedy, trials
+from latte_convert.selection import greedy
 from latte_convert.selection.budget import Point, SiteCost, choose
 from latte_convert.selection.greedy import greedy_order, path
 from latte_convert.selection.isolated import isolated_scores
@@ -42,7 +42,7 @@ def error_of(setting, chosen) -> float:
 
 def full_scan(setting, costs):
     """The greedy order by trying every move in every round."""
-    _, _, candidates, _, _, _ = setting
+    _, candidates, _, _, _ = setting
     chosen, order, error = {}, [], 0.0
 
     def flops(site, index):
@@ -83,11 +83,13 @@ def test_the_lazy_order_is_as_good_and_takes_fewer_passes(setting, monkeypatch):
     host, candidates, errors, feed, costs = setting
     passes = []
 
-    def counted(model, inputs):
-        passes.append(1)
-        return host.run(inputs)
+    run = Host.run
 
-    monkeypatch.setattr(trials, "run", counted)
+    def counted(self, inputs):
+        passes.append(1)
+        return run(self, inputs)
+
+    monkeypatch.setattr(Host, "run", counted)
     found = {}
     for width in (greedy.WIDTH, 100):
         monkeypatch.setattr(greedy, "WIDTH", width)
@@ -134,11 +136,11 @@ def test_the_path_is_a_frontier_with_measured_fidelity(setting):
     some = points[3]
     kernels = {site: candidates[site][i] for site, i in some.kernels.items()}
     measured = try_plan(host, kernels, feed)
-    assert (some.error, some.cosine) == pytest.approx((measured.error, measured.worst.cosine))
+    assert (some.error, some.likeness) == pytest.approx((measured.error, measured.worst.likeness))
 
     def never(_point):
         raise AssertionError("measured already")
 
     kept = choose(points, measure=never, speedup=never, min_fidelity=some.cosine)
-    assert kept.cosine >= some.cosine
+    assert kept.likeness >= some.likeness
     assert kept.flops <= some.flops

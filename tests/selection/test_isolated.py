@@ -14,8 +14,9 @@ from latte_convert.data.feed import BatchFeed, Inputs, JoinedFeed
 from latte_convert.errors import CheckpointError
 from latte_convert.kernels.latte.kernel import LatteKernel
 from latte_convert.kernels.near_far.kernel import NearFarKernel
+from latte_convert.measuring.outputs import final_outputs
 from latte_convert.selection.isolated import isolated_scores
-from latte_convert.selection.trials import Spread, Trial, final_outputs, try_each, try_plan
+from latte_convert.selection.trials import Spread, Trial, try_each, try_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -87,12 +88,12 @@ def test_errors_of_two_sites_add_up(detector):
     sites = [site for site in eligible(model) if site.name in names]
     kernels = latte(sites)
     alone = isolated_scores(Host.of(model), sites, kernels, feed)
-    both = try_plan(model, find_adapter(model), {name: each[0] for name, each in kernels.items()}, feed).error
+    both = try_plan(Host.of(model), {name: each[0] for name, each in kernels.items()}, feed).error
     total = sum(each[0].value for each in alone.values())
     assert 0.7 * total < both < 1.4 * total
     # The second of them on top of the first is the same plan.
     trial = Trial(names[1], 0)
-    stacked = try_each(model, find_adapter(model), kernels, [trial], feed, base={names[0]: 0})[trial]
+    stacked = try_each(Host.of(model), kernels, [trial], feed, base={names[0]: 0})[trial]
     assert stacked.error == both
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from latte_convert.adapters.host import Host
 from latte_convert.data.feed import Inputs, run
 from latte_convert.kernels.latte.kernel import LatteKernel
-from latte_convert.measuring.fidelity import named_outputs
+from latte_convert.measuring.outputs import named_outputs
 from latte_convert.selection.replay import Replay
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from latte_convert.evaluation.features import prefix_tokens
 from latte_convert.evaluation.tasks.base import Metric, Task
 from latte_convert.evaluation.unlabelled import examples_of, open_unlabelled
 from latte_convert.measuring.agreement import Agreement
-from latte_convert.measuring.fidelity import named_outputs, primary_output
+from latte_convert.measuring.outputs import named_outputs, primary_output
 
 if TYPE_CHECKING:
     from torch import nn

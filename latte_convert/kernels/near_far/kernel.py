@@ -135,7 +135,7 @@ class NearFarKernel(Kernel):
                 "near_far has no causal form: its clusters mix past and future; set another `kernel` for this site, "
                 "latte for instance"
             )
-        if self._flops(call.shape) >= softmax_flops(call.shape):
+        if self.is_softmax(call.shape):
             return softmax_attention(call)
         return near_far_attention(
             call.query,
@@ -152,6 +152,10 @@ class NearFarKernel(Kernel):
             views=self.views,
             mask=call.mask,
         )
+
+    def is_softmax(self, shape: CallShape) -> bool:
+        """Whether windows and clusters would need no fewer FLOPs than softmax."""
+        return self._flops(shape) >= softmax_flops(shape)
 
     def attend_flops(self, shape: CallShape) -> int:
         """Assignment, means, near field, far field and prefix keys; or softmax, where that is no more.
