@@ -250,7 +250,7 @@ def test_causal_sites_are_left_to_kernels_with_a_causal_form(pairs):
     assert text
     assert all(site.causal and not site.eligible for site in text)
     assert {site.reason for site in text} == {"kernel 'near_far' has no causal form"}
-    assert {site.tower for site in report.sites if site.converted} == {"vision"}
+    assert {site.tower for site in report.sites if site.eligible} == {"vision"}
 
     both = Recipe(kernel="auto", candidates=BOTH[::-1], samples=4, ratio=1.0)
     result = latte_convert.convert(CLIP, list(pairs), recipe=both)

@@ -141,6 +141,6 @@ def test_the_path_is_a_frontier_with_measured_fidelity(setting):
     def never(_point):
         raise AssertionError("measured already")
 
-    kept = choose(points, measure=never, speedup=never, min_fidelity=some.cosine)
+    kept = choose(points, measure=never, speedup=never, min_fidelity=some.likeness)
     assert kept.likeness >= some.likeness
     assert kept.flops <= some.flops
