@@ -11,7 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import torch
 from typing_extensions import Self
+
+from latte_convert.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -97,6 +100,9 @@ class AttentionCall:
         mask: Boolean key mask ``(B, Nk)``, True where a key takes part; None if all do.
         causal: Whether query i sees only the keys up to ``i + Nk - Nq``.
         layout: How the tokens are arranged.
+
+    Raises:
+        UsageError: The mask is not a boolean key mask: an additive one would be misread.
     """
 
     query: Tensor
@@ -106,6 +112,16 @@ class AttentionCall:
     mask: Tensor | None = None
     causal: bool = False
     layout: TokenLayout = field(default_factory=_sequence)
+
+    def __post_init__(self) -> None:
+        if self.mask is None:
+            return
+        expected = (self.key.shape[0], self.key.shape[2])
+        if self.mask.dtype is not torch.bool or tuple(self.mask.shape) != expected:
+            raise UsageError(
+                f"mask is {self.mask.dtype} of shape {tuple(self.mask.shape)}; a kernel takes torch.bool of shape "
+                f"{expected} (batch, keys), True = attend: turn an additive mask into `mask == 0` first"
+            )
 
     @property
     def shape(self) -> CallShape:
@@ -119,6 +135,13 @@ class AttentionCall:
             causal=self.causal,
             layout=self.layout,
         )
+
+    def masked(self) -> Self:
+        """The same call with zeros in the place of keys and values that the mask hides: a NaN there cannot leak."""
+        if self.mask is None:
+            return self
+        hidden = ~self.mask[:, None, :, None]
+        return replace(self, key=self.key.masked_fill(hidden, 0), value=self.value.masked_fill(hidden, 0))
 
     def sample(self, index: int) -> Self:
         """The same call for one sample of the batch, as a batch of one."""

@@ -14,7 +14,6 @@ from latte_convert.adapters.host import Host
 from latte_convert.adapters.sites import restrict
 from latte_convert.attention import AttentionSite
 from latte_convert.calibration.candidates import candidates
-from latte_convert.calibration.fit import obstacle
 from latte_convert.checkpoints.rebuild import check_rebuildable
 from latte_convert.data.feed import BatchFeed, Feed, JoinedFeed, SampleFeed
 from latte_convert.errors import CheckpointError, DataError, RecipeError, first_line
@@ -243,7 +242,8 @@ def _servable(sites: Iterable[AttentionSite], kernels: Sequence[Candidate]) -> t
     """
     served = []
     for site in sites:
-        reasons = [obstacle(get_kernel(each.kernel), site) for each in kernels]
+        asked = {"causal": site.causal, "cross": site.kind == "cross"}
+        reasons = [get_kernel(each.kernel).obstacle(**asked) for each in kernels]
         refused = site.eligible and all(reason is not None for reason in reasons)
         served.append(replace(site, eligible=False, reason=reasons[0]) if refused else site)
     if not any(site.eligible for site in served):

@@ -1,4 +1,4 @@
-"""The one signature that every attention kernel has, and what any of them can be given on top."""
+"""What every attention kernel is: an operator on one call, what it can be given on top, how it is fitted, its cost."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import UsageError
+from latte_convert.kernels.fitting import DescentStage, MapStage, OutputStage, ShiftStage, Stage
 from latte_convert.kernels.softmax import softmax_attention, softmax_flops
 
 
@@ -25,7 +26,7 @@ class Extras(TypedDict, total=False):
         input_map: Multiply queries and keys by fitted matrices, one of each per head.
         sigma: Scale each output channel.
         bias: Add a constant to each output channel.
-        output_map: Multiply each head's output by a matrix.
+        output_map: Multiply each head's output by a matrix; takes the place of sigma.
     """
 
     exact_prefix: bool
@@ -39,12 +40,14 @@ class Extras(TypedDict, total=False):
 class Kernel(nn.Module, ABC):
     """An attention operator on the heads of one site, after projection, QK-norm and rotary embedding.
 
-    A subclass computes ``attend``; ``forward`` surrounds it with the extras.
+    A subclass computes ``attend`` and counts ``attend_flops``; its options are the keyword arguments of its
+    constructor, with types. ``docs/your_own_kernel.md`` is a complete example.
 
     Attributes:
         name: What recipes and manifests call it.
         causal_form: Whether ``causal=True`` is supported.
         cross_form: Whether queries and keys may be different tokens.
+        mixes_queries: Whether the output of one query depends on other queries.
         folds_sigma: Whether ``attend`` scales its output by ``sigma`` itself.
         recommended: The extras that help this kernel on held-out samples of real models.
         heads: Number of heads.
@@ -62,6 +65,7 @@ class Kernel(nn.Module, ABC):
     name: ClassVar[str]
     causal_form: ClassVar[bool]
     cross_form: ClassVar[bool] = True
+    mixes_queries: ClassVar[bool] = False
     folds_sigma: ClassVar[bool] = False
     recommended: ClassVar[Extras] = {}
 
@@ -86,24 +90,58 @@ class Kernel(nn.Module, ABC):
         self.bias = parameter("bias", torch.zeros(channels))
         self.output_map = parameter("output_map", torch.eye(head_dim).repeat(heads, 1, 1))
 
+    def extra_repr(self) -> str:
+        """Settings shown by ``print(model)``."""
+        settings = {"heads": self.heads, "head_dim": self.head_dim, **self.options}
+        return ", ".join(f"{name}={value}" for name, value in settings.items())
+
+    @classmethod
+    def obstacle(cls, *, causal: bool, cross: bool) -> str | None:
+        """Why the kernel cannot serve causal or cross-attention, or None."""
+        if causal and not cls.causal_form:
+            return f"kernel '{cls.name}' has no causal form"
+        if cross and not cls.cross_form:
+            return f"kernel '{cls.name}' has no form for cross-attention"
+        return None
+
+    # --- the operator ---
+
+    @abstractmethod
+    def attend(self, call: AttentionCall) -> Tensor:
+        """The kernel proper, ``(B, H, Nq, dv)``; masked keys and values are zero.
+
+        With ``exact_prefix`` the queries begin behind the prefix: there are ``layout.prefix`` fewer than keys.
+        """
+
     if TYPE_CHECKING:  # nn.Module's says Any
 
         def __call__(self, call: AttentionCall) -> Tensor:
             """Attend; see ``forward``."""
 
     def forward(self, call: AttentionCall) -> Tensor:
-        """Attend.
+        """Attend: what surrounds ``attend`` in every kernel.
 
         Returns:
-            ``(B, H, Nq, dv)`` in the dtype of the query; zeros where a query sees no key.
+            ``(B, H, Nq, dv)`` in the dtype of the query; zeros where a query sees no key, NaN where a query is not
+            finite. What the mask hides and what is wrong with one query stays without effect on the others.
 
         Raises:
-            UsageError: The mask is not a boolean key mask.
+            UsageError: The call is causal or cross-attention and the kernel has no form of it.
         """
-        check_mask(call)
+        if reason := self.obstacle(causal=call.causal, cross=not call.layout.aligned):
+            raise UsageError(f"{reason}: set another `kernel` for this site, such as latte")
+        if not (call.query.shape[0] and call.query.shape[2] and call.key.shape[2]):
+            return call.query.new_zeros(*call.query.shape[:3], call.value.shape[3])
+        call = call.masked()
         prefix = self.exact_rows(call.shape)
         query, key = self.reframe(call.query[:, :, prefix:], call.key)
+        lost = None
+        if self.mixes_queries:
+            lost = ~query.isfinite().all(-1, keepdim=True)
+            query = query.masked_fill(lost, 0)
         out = self.adjust(self.attend(replace(call, query=query, key=key)), call)
+        if lost is not None:
+            out = out.masked_fill(lost, float("nan"))
         if not prefix:
             return out
         exact = softmax_attention(replace(call, query=call.query[:, :, :prefix]))
@@ -123,13 +161,6 @@ class Kernel(nn.Module, ABC):
             query, key = query @ self.query_map.to(query.dtype), key @ self.key_map.to(key.dtype)
         return query, key
 
-    @abstractmethod
-    def attend(self, call: AttentionCall) -> Tensor:
-        """The kernel proper, ``(B, H, Nq, dv)``.
-
-        With ``exact_prefix`` the queries begin behind the prefix: there are ``layout.prefix`` fewer than keys.
-        """
-
     def adjust(self, out: Tensor, call: AttentionCall) -> Tensor:
         """``sigma``, then ``output_map``, then ``bias`` on the attention output ``(B, H, Nq, dv)``, in float32."""
         sigma = None if self.folds_sigma else self.sigma
@@ -148,13 +179,41 @@ class Kernel(nn.Module, ABC):
             wide = torch.cat([wide[:, :, :blind], wide[:, :, blind:] + bias], dim=2) if blind else wide + bias
         return wide.to(out.dtype)
 
-    def is_softmax(self, shape: CallShape) -> bool:
-        """Whether ``attend`` runs softmax itself on a call of this shape, since it would need no fewer FLOPs."""
-        return False
+    # --- the fit ---
+
+    def fit_stages(self, weight: Tensor | None, seed: int) -> list[Stage]:
+        """What there is to fit, in the order in which one depends on the other; arguments as in ``Stage``."""
+        stages: list[Stage] = []
+        if self.shift is not None:
+            stages.append(ShiftStage(self, weight, seed))
+        stages += self.own_stages(weight, seed)
+        if descended := self.descended():
+            stages.append(DescentStage(self, weight, seed, descended))
+        if self.output_map is not None:
+            stages.append(MapStage(self, weight, seed))
+        return [*stages, OutputStage(self, weight, seed)]
+
+    def own_stages(self, weight: Tensor | None, seed: int) -> list[Stage]:
+        """The stages that fit a kernel's own parameters."""
+        return []
+
+    def descended(self) -> list[nn.Parameter]:
+        """The parameters that gradient descent fits, all in one stage."""
+        return [parameter for parameter in (self.query_map, self.key_map) if parameter is not None]
 
     def summary(self) -> dict[str, Tensor]:
         """Fitted scalars that a report shows, by name: few, each of shape ``(1,)`` or ``(H,)``."""
         return {}
+
+    # --- the cost ---
+
+    @abstractmethod
+    def attend_flops(self, shape: CallShape) -> int:
+        """Matmuls of ``attend``; ``shape.queries`` is without prefix rows that are exact."""
+
+    def is_softmax(self, shape: CallShape) -> bool:
+        """Whether ``attend`` runs softmax itself on a call of this shape, since it would need no fewer FLOPs."""
+        return False
 
     def inner(self, shape: CallShape) -> CallShape:
         """What ``attend`` sees of a call of this shape: without the queries that attend exactly."""
@@ -173,9 +232,12 @@ class Kernel(nn.Module, ABC):
             total += 2 * rows.queries * rows.heads * rows.value_dim**2
         return total
 
-    @abstractmethod
-    def attend_flops(self, shape: CallShape) -> int:
-        """Matmuls of ``attend``; ``shape.queries`` is without prefix rows that are exact."""
+    def paper_flops(self, shape: CallShape) -> int:
+        """Operations of one call by LATTE's paper's counting, comparable with each other only.
+
+        A quarter of the FLOPs is what its figures amount to for kernels that it has no formula for.
+        """
+        return self.flops(shape) // 4
 
 
 def check_whole(kernel: str, bounds: Mapping[str, tuple[object, int, int]]) -> None:
@@ -191,20 +253,3 @@ def check_whole(kernel: str, bounds: Mapping[str, tuple[object, int, int]]) -> N
     for option, (value, least, most) in bounds.items():
         if type(value) is not int or not least <= value <= most:
             raise UsageError(f"{kernel}'s option `{option}` is {value!r}: set it to a whole number, {least} to {most}")
-
-
-def check_mask(call: AttentionCall) -> None:
-    """Refuse anything but a boolean key mask: an additive float mask would be silently misread.
-
-    Raises:
-        UsageError: The mask is neither None nor bool of shape ``(B, Nk)``.
-    """
-    mask = call.mask
-    if mask is None:
-        return
-    expected = (call.key.shape[0], call.key.shape[2])
-    if mask.dtype is not torch.bool or tuple(mask.shape) != expected:
-        raise UsageError(
-            f"mask is {mask.dtype} of shape {tuple(mask.shape)}; a kernel takes torch.bool of shape "
-            f"{expected} (batch, keys), True = attend: turn an additive mask into `mask == 0` first"
-        )

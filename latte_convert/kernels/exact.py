@@ -22,3 +22,7 @@ class ExactKernel(Kernel):
     def attend_flops(self, shape: CallShape) -> int:
         """Both matmuls."""
         return softmax_flops(shape)
+
+    def paper_flops(self, shape: CallShape) -> int:
+        """``Nq·Nk·H·d``: ``N²·D`` in self-attention with equal head sizes."""
+        return shape.queries * shape.keys * shape.heads * shape.head_dim

@@ -1,45 +1,13 @@
-"""Arithmetic of one attention call: by the source paper's counting, and truly."""
+"""FLOPs of what runs, counted while it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.flop_counter import FlopCounterMode
 
 from latte_convert import compat
-from latte_convert.attention import CallShape
-from latte_convert.kernels.base import Kernel
-
-
-@dataclass(frozen=True)
-class Flops:
-    """Operations of one attention layer on one sample, projections not included.
-
-    Attributes:
-        paper: The source paper's counting: softmax ``N²·D``, LATTE ``N·H·(d+1)²``, anything else a quarter of
-            ``true``, which is what the paper's figures amount to. Comparable with each other only.
-        true: Every matmul that runs, 2 per multiply-add. Elementwise work is left out.
-    """
-
-    paper: int
-    true: int
-
-
-def attention_flops(kernel: Kernel, shape: CallShape) -> Flops:
-    """Count the operations of one attention call.
-
-    The paper's formulas know self-attention with equal head sizes. Where the shapes differ they are read
-    as: softmax ``Nq·Nk·H·d``; LATTE the mean of ``Nq`` and ``Nk``, and ``(d+1)·(dv+1)``. They ignore causality.
-    """
-    true = kernel.flops(shape)
-    s = shape
-    if kernel.name == "exact":
-        return Flops(paper=s.queries * s.keys * s.heads * s.head_dim, true=true)
-    if kernel.name == "latte":
-        return Flops(paper=(s.queries + s.keys) * s.heads * (s.head_dim + 1) * (s.value_dim + 1) // 2, true=true)
-    return Flops(paper=true // 4, true=true)
 
 
 def measured_flops(call: Callable[[], Any]) -> tuple[int, str]:

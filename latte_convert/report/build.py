@@ -20,7 +20,6 @@ from latte_convert.kernels.exact import ExactKernel
 from latte_convert.kernels.softmax import softmax_flops
 from latte_convert.measuring.agreement import Agreement
 from latte_convert.measuring.fidelity import Fidelity
-from latte_convert.measuring.flops import attention_flops
 from latte_convert.measuring.map_result import AttentionMap
 from latte_convert.measuring.stripes import Stripes, correlation
 from latte_convert.report.schema import (
@@ -277,9 +276,8 @@ def _cost(task: Task, found: Findings, fidelity: Fidelity) -> CostReport:
         exact = ExactKernel(site.heads, site.head_dim)
         used = kernels.get(site.name, exact) if shape.keys >= task.recipe.min_tokens else exact
         for column, kernel in enumerate((exact, used)):
-            flops = attention_flops(kernel, shape)
-            sums["true"][column] += flops.true
-            sums["paper"][column] += flops.paper
+            sums["true"][column] += kernel.flops(shape)
+            sums["paper"][column] += kernel.paper_flops(shape)
     model = task.host.model
     added = sum(parameter.numel() for kernel in kernels.values() for parameter in kernel.parameters())
     ours = {id(parameter) for kernel in kernels.values() for parameter in kernel.parameters()}

@@ -20,6 +20,8 @@ HEADS, DIM, SCALE = 2, 16, 0.25
 GRID = (8, 8)
 TOKENS = 1 + GRID[0] * GRID[1]
 LAYOUT = TokenLayout(prefix=1, grid=GRID)
+OPTIONS: dict[str, dict[str, Any]] = {"near_far": {"window": 2, "halo": 1, "clusters": 4, "views": 2}}
+"""What makes a kernel do its own thing on so few tokens: by default near_far runs softmax here."""
 BLOCKWISE = {"monarch", "near_far"}
 """Kernels for which a masked key still has its place in a block or window: removing it moves the others."""
 every_kernel = pytest.mark.parametrize("name", kernel_names())
@@ -28,7 +30,7 @@ every_kernel = pytest.mark.parametrize("name", kernel_names())
 def build(name: str, *, dim: int = DIM, **options: Any) -> Kernel:
     """A kernel whose parameters are a little off their initial values."""
     torch.manual_seed(3)
-    kernel = get_kernel(name)(HEADS, dim, **options)
+    kernel = get_kernel(name)(HEADS, dim, **{**OPTIONS.get(name, {}), **options})
     with torch.no_grad():
         for parameter in kernel.parameters():
             parameter.add_(0.1 * torch.rand_like(parameter))
@@ -175,6 +177,56 @@ def test_an_additive_mask_is_refused(name: str) -> None:
         attend(build(name), tokens(TOKENS), mask=torch.zeros(2, TOKENS))
 
 
+# --- edges ---
+
+
+@every_kernel
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 9, 9), (2, 0, 9), (2, 9, 0), (2, 0, 0)])
+def test_without_samples_queries_or_keys_there_are_zeros(
+    name: str, batch: int, queries: int, keys: int, masked: bool
+) -> None:
+    kernel = build(name, exact_prefix=True, sigma=True, bias=True, output_map=True, key_shift=True)
+    for causal in (False, True) if kernel.causal_form else (False,):
+        inputs = [t[:batch] for t in tokens(queries, keys)]
+        mask = torch.ones(batch, keys, dtype=torch.bool) if masked else None
+        out = attend(kernel, inputs, mask=mask, causal=causal)
+        assert torch.equal(out, torch.zeros(batch, HEADS, queries, DIM))
+
+
+@every_kernel
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_behind_a_mask_stays_there(name: str, bad: float) -> None:
+    kernel, mask = build(name, exact_prefix=True), first_sample_masked(TOKENS)
+    query, key, value = tokens(TOKENS)
+    for causal in (False, True) if kernel.causal_form else (False,):
+        hidden = ~mask[:, None, :, None]
+        spoilt = [query, *(t.masked_fill(hidden, bad) for t in (key, value))]
+        leaves = [t.clone().requires_grad_() for t in spoilt]
+        out = attend(kernel, leaves, mask=mask, causal=causal)
+        torch.testing.assert_close(out, attend(kernel, [query, key, value], mask=mask, causal=causal))
+        assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), leaves))
+
+
+@every_kernel
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_query_that_is_not_finite_spoils_no_other(name: str, bad: float) -> None:
+    kernel, (query, key, value) = build(name), tokens(TOKENS)
+    for causal in (False, True) if kernel.causal_form else (False,):
+        spoilt = query.clone()
+        spoilt[1, 0, 20, 3] = bad
+        expected, out = (attend(kernel, [q, key, value], causal=causal) for q in (query, spoilt))
+        lost = torch.zeros(out.shape[:3], dtype=torch.bool)
+        lost[1, 0, 20] = True
+        assert out[~lost].isfinite().all()
+        if bad != bad:
+            assert out[lost].isnan().all()
+        same = ~lost
+        if kernel.mixes_queries:  # those that it was to be grouped with see it missing
+            same[1, 0] = False
+        torch.testing.assert_close(out[same], expected[same])
+
+
 # --- extras ---
 
 
@@ -247,7 +299,7 @@ def test_no_tensor_is_more_than_a_few_times_the_inputs(name: str) -> None:
         assert count * DIM <= largest.numel <= bound
 
 
-@every_kernel
+@pytest.mark.parametrize("name", sorted(set(kernel_names()) - {"near_far"}))  # counts sums that no counter sees, too
 @pytest.mark.parametrize("exact_prefix", [False, True])
 def test_flops_are_those_that_run(name: str, exact_prefix: bool) -> None:
     dim = 32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from latte_convert.attention import CallShape, TokenLayout
 from latte_convert.errors import UsageError
-from latte_convert.kernels.rivals.monarch import MonarchKernel, monarch_attention
+from latte_convert.kernels.rivals.monarch import MonarchKernel
 
 # Queries, keys, block: one block, full blocks, padding, blocks of one, queries behind an exact prefix.
 SHAPES = [(1, 1, 1), (9, 9, 9), (24, 24, 6), (29, 29, 5), (7, 7, 1), (26, 29, 6), (20, 29, 5)]
@@ -27,6 +28,10 @@ def some_mask(keys: int) -> Tensor:
     seen = torch.rand(keys) > 0.3
     seen[keys // 4 : 3 * keys // 4] = False
     return torch.stack([torch.zeros(keys, dtype=torch.bool), seen])
+
+
+def monarch(*qkv: Tensor, block: int, steps: int = 1, **call: Any) -> Tensor:
+    return attend(MonarchKernel(HEADS, DIM, block=block, steps=steps), *qkv, **call)
 
 
 # --- parity with the specification ---
@@ -44,7 +49,7 @@ def test_outputs_and_gradients_equal_the_reference(
         inputs = [t.requires_grad_() for t in tokens(queries, keys, dtype=dtype)]
         mask = some_mask(keys) if masked else None
         call = {"scale": 0.5, "block": block, "steps": steps, "mask": mask}
-        actual, expected = attend(monarch_attention, *inputs, **call), monarch_reference(*inputs, **call)
+        actual, expected = monarch(*inputs, **call), monarch_reference(*inputs, **call)
         assert_close(actual, expected, TOLERANCE[dtype])
         assert_grads_close(actual, expected, inputs, TOLERANCE[dtype])
 
@@ -56,7 +61,7 @@ def test_two_blocks_of_two_by_hand() -> None:
     """
     query = torch.tensor([1.0, 0.0, 0.0, 0.0]).reshape(1, 1, 4, 1)
     key = torch.tensor([0.0, math.log(3), 0.0, math.log(3)]).reshape(1, 1, 4, 1)
-    matrix = attend(monarch_attention, query, key, torch.eye(4)[None, None], scale=1.0, block=2)[0, 0]
+    matrix = monarch(query, key, torch.eye(4)[None, None], scale=1.0, block=2)[0, 0]
     share = 4 / (4 + 2 * math.sqrt(3))
     expected = [share / 4, 3 * share / 4, (1 - share) / 2, (1 - share) / 2]
     assert matrix[0].tolist() == pytest.approx(expected)
@@ -72,7 +77,7 @@ def test_two_blocks_of_two_by_hand() -> None:
 def test_one_block_or_blocks_of_one_token_are_softmax(block: int, queries: int, masked: bool) -> None:
     inputs, mask = tokens(queries, 23), some_mask(23) if masked else None
     exact = softmax_reference(*inputs, scale=0.5, mask=mask)
-    assert_close(attend(monarch_attention, *inputs, scale=0.5, block=block, mask=mask), exact, 1e-5)
+    assert_close(monarch(*inputs, scale=0.5, block=block, mask=mask), exact, 1e-5)
     kernel = MonarchKernel(HEADS, DIM, block=block)
     assert_close(attend(kernel, *inputs, scale=0.5, mask=mask), exact, 1e-5)
 
@@ -81,7 +86,7 @@ def test_equal_queries_give_softmax() -> None:
     """Every probe is the query itself, and a tangent is exact where it touches."""
     query, key, value = tokens(29, 29)
     query = query[:, :, :1].expand(-1, -1, 29, -1)
-    out = attend(monarch_attention, query, key, value, scale=0.5, block=6)
+    out = monarch(query, key, value, scale=0.5, block=6)
     # Padded queries probe with zeros: 29 tokens in blocks of 6 leave one, at position 0 of the first block.
     exact = softmax_reference(query, key, value, scale=0.5)
     assert_close(out[:, :, torch.arange(29) % 6 != 5], exact[:, :, torch.arange(29) % 6 != 5], 1e-5)
@@ -92,7 +97,7 @@ def test_rows_sum_to_one_and_unseen_keys_weigh_nothing(steps: int) -> None:
     query, key, _ = tokens(29, 29)
     mask = some_mask(29)
     identity = torch.eye(29).expand(2, HEADS, -1, -1)
-    matrix = attend(monarch_attention, query, key, identity, scale=0.5, block=5, steps=steps, mask=mask)
+    matrix = monarch(query, key, identity, scale=0.5, block=5, steps=steps, mask=mask)
     assert_close(matrix[1].sum(-1), torch.ones(HEADS, 29), 1e-5)
     assert not matrix[1, :, :, ~mask[1]].any()
     assert not matrix[0].any()
@@ -103,9 +108,7 @@ def test_what_is_masked_as_key_does_not_matter() -> None:
     unseen = ~mask[:, None, :, None]
     changed = [torch.where(unseen, 1e3 * torch.randn_like(t), t) for t in (key, value)]
     call = {"scale": 0.5, "block": 5, "steps": 2, "mask": mask}
-    assert torch.equal(
-        attend(monarch_attention, query, *changed, **call), attend(monarch_attention, query, key, value, **call)
-    )
+    assert torch.equal(monarch(query, *changed, **call), monarch(query, key, value, **call))
 
 
 def test_every_step_raises_the_objective_towards_that_of_softmax() -> None:
@@ -114,7 +117,7 @@ def test_every_step_raises_the_objective_towards_that_of_softmax() -> None:
     logits, identity = 2 * query @ key.mT, torch.eye(24, dtype=torch.float64).expand(2, HEADS, -1, -1)
     reached = []
     for steps in (1, 2, 3, 6):
-        matrix = attend(monarch_attention, query, key, identity, scale=2.0, block=4, steps=steps)
+        matrix = monarch(query, key, identity, scale=2.0, block=4, steps=steps)
         reached.append((matrix * logits).sum() - torch.special.xlogy(matrix, matrix).sum())
     objective = torch.stack([*reached, logits.logsumexp(-1).sum()])
     assert (objective.diff() > 0).all()
@@ -122,12 +125,12 @@ def test_every_step_raises_the_objective_towards_that_of_softmax() -> None:
 
 def test_a_batch_is_its_samples() -> None:
     inputs, mask = tokens(29, 29, batch=3), torch.rand(3, 29) > 0.3
-    batched = attend(monarch_attention, *inputs, scale=0.5, block=5, steps=2, mask=mask)
+    batched = monarch(*inputs, scale=0.5, block=5, steps=2, mask=mask)
     for i in range(3):
         alone = [t[i : i + 1] for t in inputs]
         assert_close(
             batched[i : i + 1],
-            attend(monarch_attention, *alone, scale=0.5, block=5, steps=2, mask=mask[i : i + 1]),
+            monarch(*alone, scale=0.5, block=5, steps=2, mask=mask[i : i + 1]),
             1e-5,
         )
 
@@ -139,7 +142,7 @@ def test_a_batch_is_its_samples() -> None:
 @pytest.mark.parametrize("steps", [1, 2])
 def test_large_logits_stay_finite(steps: int, dtype: torch.dtype) -> None:
     inputs = [t.to(dtype).requires_grad_() for t in (200 * t for t in tokens(67, 67))]
-    out = attend(monarch_attention, *inputs, scale=1.0, block=8, steps=steps, mask=some_mask(67))
+    out = monarch(*inputs, scale=1.0, block=8, steps=steps, mask=some_mask(67))
     assert not out[0].any()
     # Weights are positive and sum to one: every channel stays between its smallest and its largest value.
     low, high = (bound[1] for bound in torch.aminmax(inputs[2].detach(), dim=2, keepdim=True))
@@ -151,8 +154,8 @@ def test_large_logits_stay_finite(steps: int, dtype: torch.dtype) -> None:
 def test_autocast_keeps_everything_in_float32() -> None:
     inputs = tokens(40, 40)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = attend(monarch_attention, *inputs, scale=0.5, block=6, steps=2)
-    assert torch.equal(out, attend(monarch_attention, *inputs, scale=0.5, block=6, steps=2))
+        out = monarch(*inputs, scale=0.5, block=6, steps=2)
+    assert torch.equal(out, monarch(*inputs, scale=0.5, block=6, steps=2))
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -209,7 +212,7 @@ def test_flops_grow_with_the_root_of_the_tokens() -> None:
 def test_without_a_block_it_is_a_row_of_the_grid_or_the_root(layout: TokenLayout | None, keys: int, block: int) -> None:
     inputs = tokens(keys, keys, batch=1)
     out = attend(MonarchKernel(HEADS, DIM), *inputs, scale=0.5, layout=layout)
-    assert torch.equal(out, attend(monarch_attention, *inputs, scale=0.5, block=block))
+    assert torch.equal(out, monarch(*inputs, scale=0.5, block=block))
 
 
 def test_queries_behind_an_exact_prefix_keep_their_places() -> None:
@@ -239,13 +242,13 @@ def test_blocks_and_steps_are_at_least_one(options: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(("call", "message"), [
-    ({"causal": True}, "no causal form"), ({"layout": TokenLayout(aligned=False)}, "no cross-attention form"),
+    ({"causal": True}, "no causal form"), ({"layout": TokenLayout(aligned=False)}, "no form for cross-attention"),
 ])  # fmt: skip
 def test_causal_and_cross_calls_are_refused(call: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         attend(MonarchKernel(HEADS, DIM), *tokens(9, 9), scale=0.5, **call)
     with pytest.raises(UsageError, match="12 queries and 9 keys"):
-        attend(monarch_attention, *tokens(12, 9), scale=0.5, block=3)
+        monarch(*tokens(12, 9), scale=0.5, block=3)
 
 
 def test_dtypes_and_layouts_of_the_output() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +23,9 @@ from reference.pola import pola_reference
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from latte_convert.attention import CallShape
+from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import UsageError
-from latte_convert.kernels.rivals.pola import PolaKernel, pola_attention
+from latte_convert.kernels.rivals.pola import PolaKernel
 
 SHAPES = [(1, 1), (7, 7), (67, 67), (5, 70), (70, 5)]
 
@@ -32,6 +33,10 @@ SHAPES = [(1, 1), (7, 7), (67, 67), (5, 70), (70, 5)]
 def exponents() -> Tensor:
     """One for each channel, over the published range."""
     return 1 + 4 * torch.rand(HEADS, DIM)
+
+
+def pola(*qkv: Tensor, power: Tensor, **call: Any) -> Tensor:
+    return torch.func.functional_call(PolaKernel(*power.shape), {"power": power}, AttentionCall(*qkv, **call))
 
 
 # --- parity with the specification ---
@@ -46,7 +51,7 @@ def test_outputs_and_gradients_equal_the_reference(
     power = exponents().to(torch.promote_types(dtype, torch.float32))
     inputs = [t.requires_grad_() for t in (*tokens(*shape, dtype=dtype), power)]
     call = {"scale": 0.5, "mask": some_mask(shape[1]) if masked else None, "causal": causal}
-    actual = attend(pola_attention, *inputs[:3], power=power, **call)
+    actual = pola(*inputs[:3], power=power, **call)
     expected = pola_reference(*inputs[:3], power=power, **call)
     assert_close(actual, expected, TOLERANCE[dtype])
     assert_grads_close(actual, expected, inputs, TOLERANCE[dtype])
@@ -59,7 +64,7 @@ def test_one_query_by_hand() -> None:
     """
     query, key = torch.tensor([[[[1.0, 3.0]]]]), torch.tensor([[[[2.0, -1.0], [-2.0, 2.0]]]])
     value = torch.tensor([[[[1.0, 1.0], [0.0, 0.0]]]])
-    out = attend(pola_attention, query, key, value, power=torch.full((1, 2), 2.0), scale=1.0)
+    out = pola(query, key, value, power=torch.full((1, 2), 2.0), scale=1.0)
     assert out.flatten().tolist() == pytest.approx([4 / 40, 9 / 13])
 
 
@@ -70,16 +75,16 @@ def test_a_negated_query_swaps_the_streams() -> None:
     query, key, value = tokens(9, 9)
     value = value[..., :6]
     call = {"power": exponents(), "scale": 0.5}
-    expected = attend(pola_attention, query, key, value, **call).roll(3, dims=-1)
-    assert_close(attend(pola_attention, -query, key, value.roll(3, dims=-1), **call), expected, 1e-5)
+    expected = pola(query, key, value, **call).roll(3, dims=-1)
+    assert_close(pola(-query, key, value.roll(3, dims=-1), **call), expected, 1e-5)
 
 
 def test_the_scale_matters_only_where_exponents_differ_inside_a_head() -> None:
     inputs = tokens(9, 9)
     even, uneven = exponents()[:, :1].expand(-1, DIM), exponents()
-    one, other = (attend(pola_attention, *inputs, power=even, scale=scale) for scale in (0.1, 3.0))
+    one, other = (pola(*inputs, power=even, scale=scale) for scale in (0.1, 3.0))
     assert_close(one, other, 1e-5)
-    one, other = (attend(pola_attention, *inputs, power=uneven, scale=scale) for scale in (0.1, 3.0))
+    one, other = (pola(*inputs, power=uneven, scale=scale) for scale in (0.1, 3.0))
     assert not torch.allclose(one, other, atol=1e-3)
 
 
@@ -88,7 +93,7 @@ def test_a_larger_power_is_sharper() -> None:
     identity = torch.eye(20).repeat(1, 2).expand(2, HEADS, -1, -1)
     largest = []
     for power in (1.0, 2.0, 4.0):
-        out = attend(pola_attention, query, key, identity, power=torch.full((HEADS, DIM), power), scale=0.5)
+        out = pola(query, key, identity, power=torch.full((HEADS, DIM), power), scale=0.5)
         largest.append(out.unflatten(-1, (2, 20)).amax(-1).mean(2).min())
     assert (torch.stack(largest).diff() > 0).all()
 
@@ -96,8 +101,8 @@ def test_a_larger_power_is_sharper() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_masking_a_key_is_removing_it(causal: bool) -> None:
     (query, key, value), power, seen = tokens(70, 70), exponents(), torch.arange(70) >= 30
-    masked = attend(pola_attention, query, key, value, power=power, scale=0.5, mask=seen.expand(2, -1), causal=causal)
-    removed = attend(pola_attention, query, key[:, :, 30:], value[:, :, 30:], power=power, scale=0.5, causal=causal)
+    masked = pola(query, key, value, power=power, scale=0.5, mask=seen.expand(2, -1), causal=causal)
+    removed = pola(query, key[:, :, 30:], value[:, :, 30:], power=power, scale=0.5, causal=causal)
     assert_close(masked, removed, 1e-5)
     assert bool(masked[:, :, :30].any()) != causal
 
@@ -105,9 +110,7 @@ def test_masking_a_key_is_removing_it(causal: bool) -> None:
 def test_causal_outputs_do_not_depend_on_the_future() -> None:
     inputs, call = tokens(70, 70), {"power": exponents(), "scale": 0.5, "causal": True}
     changed = [torch.cat([t[:, :, :65], 1e3 * torch.randn_like(t[:, :, 65:])], dim=2) for t in inputs]
-    assert torch.equal(
-        attend(pola_attention, *changed, **call)[:, :, :65], attend(pola_attention, *inputs, **call)[:, :, :65]
-    )
+    assert torch.equal(pola(*changed, **call)[:, :, :65], pola(*inputs, **call)[:, :, :65])
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -115,7 +118,7 @@ def test_a_stream_without_a_channel_of_its_sign_is_zero(causal: bool) -> None:
     query, key, value = (t.abs() for t in tokens(9, 9))
     query[:, :, 3] = 0
     inputs = [t.requires_grad_() for t in (query, key, value)]
-    out = attend(pola_attention, *inputs, power=exponents(), scale=0.5, causal=causal)
+    out = pola(*inputs, power=exponents(), scale=0.5, causal=causal)
     assert not out[..., 4:].any()
     assert not out[:, :, 3].any()
     assert (out[:, :, 4:, :4] > 0).all()
@@ -131,14 +134,14 @@ def test_the_largest_half_precision_tokens_stay_finite_and_accurate(causal: bool
     inputs = [(t * factor).to(dtype) for t, factor in zip(tokens(300, 300), (1e4, 1e4, 1.0), strict=True)]
     call = {"power": torch.full((HEADS, DIM), 5.0), "scale": 1.0, "causal": causal}
     exact = pola_reference(*(t.double() for t in inputs), **call)
-    assert_close(attend(pola_attention, *inputs, **call), exact.to(dtype), TOLERANCE[dtype])
+    assert_close(pola(*inputs, **call), exact.to(dtype), TOLERANCE[dtype])
 
 
 def test_autocast_keeps_everything_in_float32() -> None:
     inputs, power = tokens(40, 40), exponents()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = attend(pola_attention, *inputs, power=power, scale=0.5)
-    assert torch.equal(out, attend(pola_attention, *inputs, power=power, scale=0.5))
+        out = pola(*inputs, power=power, scale=0.5)
+    assert torch.equal(out, pola(*inputs, power=power, scale=0.5))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -147,7 +150,7 @@ def test_memory_is_linear_in_the_tokens(causal: bool) -> None:
     inputs = [torch.randn(1, 1, count, 16) for _ in range(3)]
     mask = torch.ones(1, count, dtype=torch.bool)
     with torch.no_grad(), LargestTensor() as largest:
-        attend(pola_attention, *inputs, power=torch.full((1, 16), 3.0), scale=0.25, mask=mask, causal=causal)
+        pola(*inputs, power=torch.full((1, 16), 3.0), scale=0.25, mask=mask, causal=causal)
     # 64: pairs of a token inside its causal chunk.
     assert count * 32 <= largest.numel <= count * 64
 
@@ -195,4 +198,4 @@ def test_parameters_options_and_summary() -> None:
 
 def test_anything_but_a_boolean_key_mask_is_refused() -> None:
     with pytest.raises(UsageError, match=r"torch\.bool of shape \(2, 9\)"):
-        attend(pola_attention, *tokens(9, 9), power=exponents(), scale=0.5, mask=torch.zeros(2, 9))
+        pola(*tokens(9, 9), power=exponents(), scale=0.5, mask=torch.zeros(2, 9))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from latte_convert.kernels.fitting.descent import DescentStage
+from latte_convert.kernels.fitting.grid import GridStage
+from latte_convert.kernels.fitting.output import MapStage, OutputStage
+from latte_convert.kernels.fitting.shift import ShiftStage
 from latte_convert.kernels.fitting.stage import Stage
 
-__all__ = ["Stage"]
+__all__ = ["DescentStage", "GridStage", "MapStage", "OutputStage", "ShiftStage", "Stage"]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from latte_convert.attention import AttentionCall
-from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.fitting.stage import Stage
+
+if TYPE_CHECKING:
+    from latte_convert.kernels.base import Kernel
 
 SAMPLES = 8
 """Samples that the values are tried on."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from latte_convert.attention import AttentionCall
-from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.fitting.stage import Stage, ridge
+
+if TYPE_CHECKING:
+    from latte_convert.kernels.base import Kernel
 
 RIDGE = 0.01
 """Shrinkage of sigma toward 1, relative to the mean curvature. Unregularised, sigma runs to -7 and 8 on

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from latte_convert.attention import AttentionCall
-from latte_convert.kernels.base import Kernel
+
+if TYPE_CHECKING:
+    from latte_convert.kernels.base import Kernel
 
 ROWS = 128
 """Queries of a sample that a search over candidates is evaluated on; closed forms see all of them."""

@@ -18,6 +18,7 @@ on the number of samples.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,7 +26,9 @@ from torch import Tensor
 from latte_convert.attention import AttentionCall
 from latte_convert.kernels.fitting.output import RIDGE
 from latte_convert.kernels.fitting.stage import Stage, ridge
-from latte_convert.kernels.latte.kernel import LatteKernel
+
+if TYPE_CHECKING:
+    from latte_convert.kernels.latte.kernel import LatteKernel
 
 SHIFTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Coarse grid of ``m = sqrt(1 - alpha)``: 1 is the plain Taylor expansion around 0."""

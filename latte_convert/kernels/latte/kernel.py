@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
-from latte_convert.kernels.base import Extras, Kernel, check_mask
+from latte_convert.kernels.base import Extras, Kernel
+from latte_convert.kernels.fitting import Stage
+from latte_convert.kernels.latte.fit import LatteStage
 from latte_convert.kernels.linear import causal_sums, divided, linear_flops, no_autocast
 
 
@@ -70,6 +72,16 @@ class LatteKernel(Kernel):
             jpn=self.jpn,
         )
 
+    def own_stages(self, weight: Tensor | None, seed: int) -> list[Stage]:
+        """A search for the scalars."""
+        return [LatteStage(self, weight, seed)]
+
+    def descended(self) -> list[nn.Parameter]:
+        """Behind fitted maps of queries and keys the scalars are fitted again, together with these."""
+        if self.query_map is None:
+            return []
+        return [*super().descended(), *([self.alpha] if self.tte else []), self.delta_q]
+
     @torch.no_grad()
     def summary(self) -> dict[str, Tensor]:
         """``alpha``, and the ratio of the other four, which is all that matters of them."""
@@ -80,9 +92,12 @@ class LatteKernel(Kernel):
         """``K~ᵀ[V, 1]`` and ``Q^`` times it; causal, what the chunked prefix sums compute."""
         return linear_flops(shape, shape.head_dim, padding=1)
 
-    def extra_repr(self) -> str:
-        """Settings shown by ``print(model)``."""
-        return f"heads={self.heads}, head_dim={self.head_dim}, tte={self.tte}, jpn={self.jpn}"
+    def paper_flops(self, shape: CallShape) -> int:
+        """``N·H·(d+1)²``; where shapes differ, the mean of ``Nq`` and ``Nk``, and ``(d+1)·(dv+1)``.
+
+        Like all of the paper's formulas it ignores causality.
+        """
+        return (shape.queries + shape.keys) * shape.heads * (shape.head_dim + 1) * (shape.value_dim + 1) // 2
 
 
 def latte_attention(
@@ -135,11 +150,7 @@ def latte_attention(
     Returns:
         ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key. Features, sums and
         the division are float32 (float64 for float64 inputs), under autocast too.
-
-    Raises:
-        UsageError: The mask is not a boolean key mask.
     """
-    check_mask(call)
     query, key, value, scale = call.query, call.key, call.value, call.scale
     wide = torch.promote_types(query.dtype, torch.float32)
     with no_autocast(query.device.type):

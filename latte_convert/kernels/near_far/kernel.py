@@ -54,7 +54,7 @@ from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import UsageError
-from latte_convert.kernels.base import Extras, Kernel, check_mask, check_whole
+from latte_convert.kernels.base import Extras, Kernel, check_whole
 from latte_convert.kernels.linear import no_autocast
 from latte_convert.kernels.near_far.clustering import BLOCK, cell_counts
 from latte_convert.kernels.near_far.fields import attend_far, attend_near, attend_together, far_columns, merge
@@ -69,7 +69,7 @@ SHARE = 8
 
 
 class NearFarKernel(Kernel):
-    """``near_far_attention``; has no parameters to fit.
+    """``near_far_attention``, without parameters to fit; not causal, as clusters mix past and future.
 
     Args:
         heads: Number of heads.
@@ -87,6 +87,7 @@ class NearFarKernel(Kernel):
 
     name = "near_far"
     causal_form = False
+    mixes_queries = True
 
     def __init__(
         self,
@@ -125,16 +126,7 @@ class NearFarKernel(Kernel):
         self.views = views
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Attend; see ``Kernel.forward``.
-
-        Raises:
-            UsageError: The call is causal.
-        """
-        if call.causal:
-            raise UsageError(
-                "near_far has no causal form: its clusters mix past and future; set another `kernel` for this site, "
-                "latte for instance"
-            )
+        """``near_far_attention``, or softmax where that is no dearer."""
         if self.is_softmax(call.shape):
             return softmax_attention(call)
         return near_far_attention(
@@ -163,12 +155,6 @@ class NearFarKernel(Kernel):
         Sums of means count, too, though they are no matmuls.
         """
         return min(self._flops(shape), softmax_flops(shape))
-
-    def extra_repr(self) -> str:
-        """Settings shown by ``print(model)``."""
-        settings = f"window={self.window}, halo={self.halo}, clusters={self.clusters}, steps={self.steps}, "
-        settings += f"views={self.views}"
-        return f"heads={self.heads}, head_dim={self.head_dim}, {settings}"
 
     def _most(self, keys: int) -> int:
         """Largest number of clusters of so many keys."""
@@ -242,7 +228,6 @@ def near_far_attention(
         UsageError: ``mask`` is not a boolean key mask, or ``views`` is no power of two.
     """
     call = AttentionCall(query, key, value, scale, mask)
-    check_mask(call)
     if views < 1 or views & (views - 1):
         raise UsageError(f"views={views}: queries are divided into 1, 2, 4, 8 views and so on")
     places = Places.of(query.shape[2], key.shape[2], prefix, grid, aligned)

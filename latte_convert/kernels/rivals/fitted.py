@@ -17,7 +17,7 @@ class FittedKernel(Kernel):
     """``Sim_ij = <phi_q(q_i), phi_k(k_j)>`` with ``phi(x) = softmax([y, -y])``, ``y = sqrt(scale)·x W + b``.
 
     The map of Zhang et al., "The Hedgehog & the Porcupine" (ICLR 2024), with one for queries and one for keys. They
-    start as the identity; ``calibration.stages.descent`` fits them.
+    start as the identity; gradient descent fits them.
 
     Args:
         heads: Number of heads.
@@ -53,6 +53,10 @@ class FittedKernel(Kernel):
             q = _features(query.to(wide), self.query_weight.to(wide) * root, self.query_bias.to(wide))
             k = _features(key.to(wide), self.key_weight.to(wide) * root, self.key_bias.to(wide))
             return linear_attention(q, k, call.value, mask=call.mask, causal=call.causal).to(query.dtype)
+
+    def descended(self) -> list[nn.Parameter]:
+        """The maps."""
+        return [*super().descended(), self.query_weight, self.query_bias, self.key_weight, self.key_bias]
 
     def attend_flops(self, shape: CallShape) -> int:
         """The two maps, then ``linear_flops``."""

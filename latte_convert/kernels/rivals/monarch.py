@@ -11,78 +11,11 @@ from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import UsageError
-from latte_convert.kernels.base import Extras, Kernel, check_mask, check_whole
+from latte_convert.kernels.base import Extras, Kernel, check_whole
 from latte_convert.kernels.linear import no_autocast
 
 
 class MonarchKernel(Kernel):
-    """``monarch_attention`` with a block size that follows the tokens; nothing to fit.
-
-    Blocks pair every query with the key in its place, so there is neither a causal nor a cross form.
-
-    Args:
-        heads: Number of heads.
-        head_dim: Channels per head of query, key and value.
-        block: Tokens in a block; None: the width of the grid where that is within a factor 2 of ``sqrt(Nk)``,
-            otherwise ``sqrt(Nk)``. On a grid a block is then a row, as padding goes in front.
-        steps: Alternating steps, 1 to 100.
-        **extras: See ``Extras``.
-
-    Raises:
-        UsageError: ``block`` is not 1 to 2^20, or ``steps`` not 1 to 100.
-    """
-
-    name = "monarch"
-    causal_form = False
-    cross_form = False
-
-    def __init__(
-        self, heads: int, head_dim: int, *, block: int | None = None, steps: int = 1, **extras: Unpack[Extras]
-    ) -> None:
-        super().__init__(heads, head_dim, **extras)
-        check_whole("monarch", {"steps": (steps, 1, 100), "block": (1 if block is None else block, 1, 1 << 20)})
-        self.options |= {"block": block, "steps": steps}
-        self.block = block
-        self.steps = steps
-
-    def attend(self, call: AttentionCall) -> Tensor:
-        """Attend; see ``Kernel.forward``.
-
-        Raises:
-            UsageError: The call is causal or cross-attention.
-        """
-        if call.causal or not call.layout.aligned:
-            form = "causal" if call.causal else "cross-attention"
-            raise UsageError(
-                f"monarch has no {form} form: its blocks pair each query with the key in its place; set another "
-                "`kernel` for this site, near_far or latte for instance"
-            )
-        return monarch_attention(call, block=self._block(call.shape), steps=self.steps)
-
-    def attend_flops(self, shape: CallShape) -> int:
-        """Both factors of every step and their products with the values, padding included."""
-        block = self._block(shape)
-        blocks = ceil(shape.keys / block)
-        inside = blocks * block * block  # entries of one factor: block² for each block of keys,
-        across = block * blocks * blocks  # and of the other: blocks² for each position in a block
-        channels = self.steps * (2 * inside + across) * shape.head_dim  # logits and mean keys; logits
-        probes = (self.steps - 1) * across * shape.head_dim
-        return 2 * shape.heads * (channels + probes + (inside + across) * shape.value_dim)
-
-    def extra_repr(self) -> str:
-        """Settings shown by ``print(model)``."""
-        return f"heads={self.heads}, head_dim={self.head_dim}, block={self.block}, steps={self.steps}"
-
-    def _block(self, shape: CallShape) -> int:
-        if self.block is not None:
-            return min(self.block, shape.keys)
-        root, grid = round(sqrt(shape.keys)), shape.layout.grid
-        if grid is not None and root <= 2 * grid[1] <= 4 * root:
-            return grid[1]
-        return root
-
-
-def monarch_attention(call: AttentionCall, *, block: int, steps: int = 1) -> Tensor:
     r"""Softmax attention projected onto Monarch matrices: O(N·(block + N/block)·d), O(N·sqrt(N)·d) at best.
 
     Softmax attention is the matrix ``A``, rows on the simplex, that maximises ``<A, S> + entropy(A)`` for the
@@ -105,34 +38,74 @@ def monarch_attention(call: AttentionCall, *, block: int, steps: int = 1) -> Ten
     mean of its block; padded and masked tokens probe in no later step. Unlike in the authors' code, a block that
     is masked entirely has no weight, and a block of logits far below zero does not underflow.
 
-    Args:
-        call: The call, any floating dtype, with no more queries than keys; its ``causal`` is not read.
-        block: Tokens in a block.
-        steps: Alternating steps, 1 to 100.
+    As blocks pair each query with the key in its place, there is neither a causal nor a cross form.
 
-    Returns:
-        ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key. Everything is float32
-        inside (float64 for float64 inputs), under autocast too.
+    Args:
+        heads: Number of heads.
+        head_dim: Channels per head of query, key and value.
+        block: Tokens in a block; None: the width of the grid where that is within a factor 2 of ``sqrt(Nk)``,
+            otherwise ``sqrt(Nk)``. On a grid a block is then a row, as padding goes in front.
+        steps: Alternating steps, 1 to 100.
+        **extras: See ``Extras``.
 
     Raises:
-        UsageError: The mask is not a boolean key mask, or there are more queries than keys.
+        UsageError: ``block`` is not 1 to 2^20, or ``steps`` not 1 to 100.
     """
-    check_mask(call)
-    query, key, value, mask = call.query, call.key, call.value, call.mask
-    queries, keys = query.shape[2], key.shape[2]
-    if queries > keys:
-        raise UsageError(f"monarch attention pairs queries with keys, but there are {queries} queries and {keys} keys")
-    blocks = ceil(keys / block)
-    wide = torch.promote_types(query.dtype, torch.float32)
-    with no_autocast(query.device.type):
-        q, k, v = (_blocked(tokens.to(wide), blocks, block) for tokens in (query, key, value))
-        seen = mask if mask is not None else key.new_ones(1, keys, dtype=torch.bool)
-        asked = _blocked(seen[:, None, keys - queries :, None], blocks, block)
-        seen = _blocked(seen[:, None, :, None], blocks, block)
-        out = _alternate(q * call.scale, k, v, seen, asked, steps)[:, :, blocks * block - queries :]
-        if mask is not None:
-            out = out.masked_fill(~mask.any(-1)[:, None, None, None], 0)
-    return out.to(query.dtype)
+
+    name = "monarch"
+    causal_form = False
+    cross_form = False
+    mixes_queries = True
+
+    def __init__(
+        self, heads: int, head_dim: int, *, block: int | None = None, steps: int = 1, **extras: Unpack[Extras]
+    ) -> None:
+        super().__init__(heads, head_dim, **extras)
+        check_whole("monarch", {"steps": (steps, 1, 100), "block": (1 if block is None else block, 1, 1 << 20)})
+        self.options |= {"block": block, "steps": steps}
+        self.block = block
+        self.steps = steps
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """All arithmetic is float32 (float64 for float64 inputs), under autocast too.
+
+        Raises:
+            UsageError: There are more queries than keys.
+        """
+        query, key, value, mask = call.query, call.key, call.value, call.mask
+        queries, keys = query.shape[2], key.shape[2]
+        if queries > keys:
+            raise UsageError(f"monarch pairs queries with keys, but there are {queries} queries and {keys} keys")
+        block = self._block(call.shape)
+        blocks = ceil(keys / block)
+        wide = torch.promote_types(query.dtype, torch.float32)
+        with no_autocast(query.device.type):
+            q, k, v = (_blocked(tokens.to(wide), blocks, block) for tokens in (query, key, value))
+            seen = mask if mask is not None else key.new_ones(1, keys, dtype=torch.bool)
+            asked = _blocked(seen[:, None, keys - queries :, None], blocks, block)
+            seen = _blocked(seen[:, None, :, None], blocks, block)
+            out = _alternate(q * call.scale, k, v, seen, asked, self.steps)[:, :, blocks * block - queries :]
+            if mask is not None:
+                out = out.masked_fill(~mask.any(-1)[:, None, None, None], 0)
+        return out.to(query.dtype)
+
+    def attend_flops(self, shape: CallShape) -> int:
+        """Both factors of every step and their products with the values, padding included."""
+        block = self._block(shape)
+        blocks = ceil(shape.keys / block)
+        inside = blocks * block * block  # entries of one factor: block² for each block of keys,
+        across = block * blocks * blocks  # and of the other: blocks² for each position in a block
+        channels = self.steps * (2 * inside + across) * shape.head_dim  # logits and mean keys; logits
+        probes = (self.steps - 1) * across * shape.head_dim
+        return 2 * shape.heads * (channels + probes + (inside + across) * shape.value_dim)
+
+    def _block(self, shape: CallShape) -> int:
+        if self.block is not None:
+            return min(self.block, shape.keys)
+        root, grid = round(sqrt(shape.keys)), shape.layout.grid
+        if grid is not None and root <= 2 * grid[1] <= 4 * root:
+            return grid[1]
+        return root
 
 
 def _blocked(tokens: Tensor, blocks: int, block: int) -> Tensor:

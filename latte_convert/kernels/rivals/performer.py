@@ -19,8 +19,15 @@ EPS = 1e-6
 class PerformerKernel(Kernel):
     """Positive orthogonal random features, an estimate of softmax whose error falls as ``1/sqrt(features)``.
 
-    Choromanski et al., "Rethinking Attention with Performers" (ICLR 2021), lemma 1 and section 2.4; see
-    ``performer_attention``. The projection is drawn once and stored, shared by all heads as in the authors' code.
+    Choromanski et al., "Rethinking Attention with Performers" (ICLR 2021), lemma 1 and section 2.4. With
+    ``x' = sqrt(scale)·x`` and ``phi_w(x) = exp(<w, x'> - |x'|²/2)``, the mean over normal ``w`` of
+    ``phi_w(q)·phi_w(k)`` is ``exp(scale·<q, k>)``. The ``w`` are drawn once and stored as ``projection``, ``(r, d)``,
+    shared by all heads as in the authors' code.
+
+    A factor per query, and one common to all keys that a query sees, cancel in the division. So exponents are taken
+    relative to their largest: of a query, and of all keys that are seen; causal, of those seen so far, where the
+    authors' code lets the maximum look ahead. Its constant ``EPS`` against underflow is added to the features of
+    queries only: no weight then depends on keys that are not seen.
 
     Args:
         heads: Number of heads.
@@ -49,8 +56,24 @@ class PerformerKernel(Kernel):
         self.register_buffer("projection", orthogonal_features(features, head_dim, seed))
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Attend; see ``Kernel.forward``."""
-        return performer_attention(call, projection=self.projection)
+        """All arithmetic is float32 (float64 for float64 inputs), under autocast too."""
+        query, key, value, scale = call.query, call.key, call.value, call.scale
+        wide = torch.promote_types(query.dtype, torch.float32)
+        with no_autocast(query.device.type):
+            directions = (scale**0.5 * self.projection.to(wide)).mT
+            exponent = query.to(wide) @ directions
+            query_features = _exponential(exponent, exponent.amax(-1, keepdim=True), EPS)
+            tokens = key.to(wide)
+            exponent = tokens @ directions - scale / 2 * tokens.square().sum(-1, keepdim=True)
+            if call.mask is not None:
+                exponent = exponent.masked_fill(~call.mask[:, None, :, None], -math.inf)
+            # Finite where no key is seen: infinity less infinity would be NaN.
+            top = exponent.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(wide).min)
+            if call.causal:
+                out = divided(_causal_sums(query_features, _exponential(exponent, top), top, value.to(wide)))
+            else:
+                out = linear_attention(query_features, _exponential(exponent, top.amax(-2, keepdim=True)), value)
+        return out.to(query.dtype)
 
     def attend_flops(self, shape: CallShape) -> int:
         """The projections, and ``linear_flops``."""
@@ -73,42 +96,6 @@ def orthogonal_features(features: int, dim: int, seed: int) -> Tensor:
     directions: Tensor = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]).mT.reshape(-1, dim)
     lengths: Tensor = torch.linalg.vector_norm(normal(features, dim), dim=-1, keepdim=True)
     return (directions[:features] * lengths).to(torch.float32)
-
-
-def performer_attention(call: AttentionCall, *, projection: Tensor) -> Tensor:
-    """Linear attention whose weights are, in expectation, those of softmax.
-
-    With ``x' = sqrt(scale)·x`` and ``phi_w(x) = exp(<w, x'> - |x'|²/2)``, the mean over normal ``w`` of
-    ``phi_w(q)·phi_w(k)`` is ``exp(scale·<q, k>)``. A factor per query, and one common to all keys that a query
-    sees, cancel in the division. So exponents are taken relative to their largest: of a query, and of all keys that
-    are seen; causal, of those seen so far, where the authors' code lets the maximum look ahead. Its constant ``EPS``
-    against underflow is added to the features of queries only: no weight then depends on keys that are not seen.
-
-    Args:
-        call: The call, any floating dtype, with a positive scale.
-        projection: ``w``, ``(r, d)``.
-
-    Returns:
-        ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key. All arithmetic is float32
-        (float64 for float64 inputs), under autocast too.
-    """
-    query, key, value, scale, mask = call.query, call.key, call.value, call.scale, call.mask
-    wide = torch.promote_types(query.dtype, torch.float32)
-    with no_autocast(query.device.type):
-        directions = (scale**0.5 * projection.to(wide)).mT
-        exponent = query.to(wide) @ directions
-        query_features = _exponential(exponent, exponent.amax(-1, keepdim=True), EPS)
-        tokens = key.to(wide)
-        exponent = tokens @ directions - scale / 2 * tokens.square().sum(-1, keepdim=True)
-        if mask is not None:
-            exponent = exponent.masked_fill(~mask[:, None, :, None], -math.inf)
-        # Finite where no key is seen: infinity less infinity would be NaN.
-        top = exponent.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(wide).min)
-        if call.causal:
-            out = divided(_causal_sums(query_features, _exponential(exponent, top), top, value.to(wide)))
-        else:
-            out = linear_attention(query_features, _exponential(exponent, top.amax(-2, keepdim=True)), value)
-    return out.to(query.dtype)
 
 
 def _exponential(exponent: Tensor, top: Tensor, plus: float = 0.0) -> Tensor:

@@ -11,16 +11,22 @@ from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.kernels.base import Extras, Kernel
+from latte_convert.kernels.fitting import GridStage, Stage
 from latte_convert.kernels.linear import CAUSAL_CHUNK, divided, no_autocast
 
 # Tokens whose (d+1)(d+2)/2 features exist at a time.
 CHUNK = 2 * CAUSAL_CHUNK
+ALPHAS = (1.0, 0.75, 0.0, -1.0, -3.0, -8.0, -15.0)
+"""Anchors that a fit tries."""
 
 
 class Taylor2Kernel(Kernel):
     """``Sim_ij = (x_ij + 1 - alpha)² + 1`` with ``x = scale·<q, k>``: ``exp(x)`` to second order around ``alpha``.
 
-    ``exp(x) ≈ e^alpha/2 · [(x + 1 - alpha)² + 1]``; the factor cancels in the division.
+    ``exp(x) ≈ e^alpha/2 · [(x + 1 - alpha)² + 1]``; the factor cancels in the division. With
+    ``h(x) = [sqrt(scale)·x, sqrt(1 - alpha)]``, ``<h(q), h(k)> = x + 1 - alpha``, and its square is the inner
+    product of the Kronecker squares of ``h``. They are symmetric: the products ``h_a·h_b`` with ``a <= b``,
+    ``(d+1)(d+2)/2`` of them, are enough where those with ``a < b`` count twice.
 
     Args:
         heads: Number of heads.
@@ -47,8 +53,21 @@ class Taylor2Kernel(Kernel):
         self.alpha = nn.Parameter(torch.zeros(heads if granularity == "head" else 1, dtype=torch.float32))
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Attend; see ``Kernel.forward``."""
-        return taylor2_attention(call, alpha=self.alpha)
+        """All arithmetic is float32 (float64 for float64 inputs), under autocast too."""
+        wide = torch.promote_types(call.query.dtype, torch.float32)
+        with no_autocast(call.query.device.type):
+            # The slope of the root is infinite at alpha = 1; a floor below float32's resolution keeps it finite.
+            root = (1 - self.alpha.to(wide)).clamp_min(1e-12).sqrt().reshape(-1, 1, 1)
+            q, k = (_anchored(tokens.to(wide), root, call.scale) for tokens in (call.query, call.key))
+            v = F.pad(call.value.to(wide), (0, 1), value=1.0)  # the last column of every product is the divisor
+            if call.mask is not None:
+                v = v * call.mask[:, None, :, None].to(wide)
+            sums = (_causal if call.causal else _bidirectional)(q, k, v)
+            return divided(sums).to(call.query.dtype)
+
+    def own_stages(self, weight: Tensor | None, seed: int) -> list[Stage]:
+        """The anchor, of the layer or of each head."""
+        return [GridStage(self, weight, seed, self.alpha, ALPHAS)]
 
     @torch.no_grad()
     def summary(self) -> dict[str, Tensor]:
@@ -66,34 +85,6 @@ class Taylor2Kernel(Kernel):
             pairs = full * CAUSAL_CHUNK**2 + rest**2
             products = (square + shape.keys) * features * columns + pairs * (shape.head_dim + 1 + columns)
         return 2 * shape.heads * products
-
-
-def taylor2_attention(call: AttentionCall, *, alpha: Tensor) -> Tensor:
-    """Linear attention with the exact square.
-
-    With ``h(x) = [sqrt(scale)·x, sqrt(1 - alpha)]``, ``<h(q), h(k)> = x + 1 - alpha``, and its square is the inner
-    product of the Kronecker squares of ``h``. They are symmetric: the products ``h_a·h_b`` with ``a <= b``,
-    ``(d+1)(d+2)/2`` of them, are enough where those with ``a < b`` count twice.
-
-    Args:
-        call: The call, any floating dtype, with a positive scale.
-        alpha: Anchor of the expansion, at most 1; ``(1,)`` or ``(H,)``.
-
-    Returns:
-        ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key. All arithmetic is float32
-        (float64 for float64 inputs), under autocast too.
-    """
-    query, mask = call.query, call.mask
-    wide = torch.promote_types(query.dtype, torch.float32)
-    with no_autocast(query.device.type):
-        # The slope of the root is infinite at alpha = 1; a floor below float32's resolution keeps it finite.
-        root = (1 - alpha.to(wide)).clamp_min(1e-12).sqrt().reshape(-1, 1, 1)
-        q, k = (_anchored(tokens.to(wide), root, call.scale) for tokens in (query, call.key))
-        v = F.pad(call.value.to(wide), (0, 1), value=1.0)  # the last column of every product is the divisor
-        if mask is not None:
-            v = v * mask[:, None, :, None].to(wide)
-        sums = (_causal if call.causal else _bidirectional)(q, k, v)
-        return divided(sums).to(query.dtype)
 
 
 def _anchored(tokens: Tensor, root: Tensor, scale: float) -> Tensor:

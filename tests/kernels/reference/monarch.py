@@ -24,7 +24,7 @@ def monarch_reference(
     ``S`` are the logits of query ``j`` in block ``l`` and key ``i`` in block ``k``. For fixed ``left`` the best
     ``right[k, j]`` is the softmax over ``i`` of the mean of ``S[l, j, k, i]`` over ``l``, weighted with ``left``; for
     fixed ``right`` the best ``left[j, l]`` is the softmax over ``k`` of ``<right[k, j], S[l, j, k]>`` plus the entropy
-    of ``right[k, j]``. Arguments as in ``latte_convert.kernels.rivals.monarch.monarch_attention``.
+    of ``right[k, j]``. Arguments as in ``latte_convert.kernels.rivals.monarch.MonarchKernel``.
 
     Returns:
         ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key.

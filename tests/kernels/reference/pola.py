@@ -21,7 +21,7 @@ def pola_reference(
     """``Sim_ij = sum_c |scale·q_ic·k_jc| ** power_c`` over the channels whose product is positive, or negative.
 
     The first half of the value channels is averaged with the former, the rest with the latter. Arguments as in
-    ``latte_convert.kernels.rivals.pola.pola_attention``.
+    ``latte_convert.kernels.rivals.pola.PolaKernel``.
 
     Returns:
         ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where no weight is left.

@@ -1,4 +1,4 @@
-"""FLOP counts against the paper's printed figures and against PyTorch's own counter."""
+"""Costs of exact attention and latte against the paper's printed figures and PyTorch's own counter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.kernels.exact import ExactKernel
 from latte_convert.kernels.latte.kernel import LatteKernel
-from latte_convert.measuring.flops import attention_flops
 
 SHAPES = [(100, 100), (130, 70), (50, 150)]
 
@@ -18,8 +17,8 @@ SHAPES = [(100, 100), (130, 70), (50, 150)]
 def test_the_papers_figures() -> None:
     """16 layers of N = 1000, D = 1024, H = 16: 16.384 against 1.082 GFLOPs."""
     shape = CallShape(queries=1000, keys=1000, heads=16, head_dim=64, value_dim=64)
-    assert 16 * attention_flops(ExactKernel(16, 64), shape).paper / 1e9 == pytest.approx(16.384, abs=5e-4)
-    assert 16 * attention_flops(LatteKernel(16, 64), shape).paper / 1e9 == pytest.approx(1.082, abs=5e-4)
+    assert 16 * ExactKernel(16, 64).paper_flops(shape) / 1e9 == pytest.approx(16.384, abs=5e-4)
+    assert 16 * LatteKernel(16, 64).paper_flops(shape) / 1e9 == pytest.approx(1.082, abs=5e-4)
 
 
 @pytest.mark.parametrize(("queries", "keys"), SHAPES)
@@ -27,8 +26,7 @@ def test_exact_is_what_the_reference_computes(queries: int, keys: int) -> None:
     query, key, value = torch.randn(1, 3, queries, 8), torch.randn(1, 3, keys, 8), torch.randn(1, 3, keys, 6)
     with FlopCounterMode(display=False) as counter:
         softmax_reference(query, key, value, scale=0.3)
-    flops = attention_flops(ExactKernel(3, 8), CallShape(queries, keys, 3, 8, 6))
-    assert flops.true == counter.get_total_flops()
+    assert ExactKernel(3, 8).flops(CallShape(queries, keys, 3, 8, 6)) == counter.get_total_flops()
 
 
 @pytest.mark.parametrize(("queries", "keys"), SHAPES)
@@ -38,8 +36,7 @@ def test_latte_is_the_four_products_of_its_formula(queries: int, keys: int) -> N
     with FlopCounterMode(display=False) as counter:
         phi_q @ (phi_k.mT @ value)
         phi_q @ (phi_k.mT @ ones)
-    flops = attention_flops(LatteKernel(3, 8), CallShape(queries, keys, 3, 8, 6))
-    assert flops.true == counter.get_total_flops()
+    assert LatteKernel(3, 8).flops(CallShape(queries, keys, 3, 8, 6)) == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -51,12 +48,10 @@ def test_latte_is_what_the_kernel_computes(queries: int, keys: int, causal: bool
         kernel(AttentionCall(query, key, value, scale=0.3, causal=causal))
     # The plain sum over values is a product with a row of ones in the bidirectional form.
     padding = 0 if causal else 2 * keys * 3 * 6
-    flops = attention_flops(kernel, CallShape(queries, keys, 3, 8, 6, causal=causal))
-    assert flops.true + padding == counter.get_total_flops()
+    assert kernel.flops(CallShape(queries, keys, 3, 8, 6, causal=causal)) + padding == counter.get_total_flops()
 
 
 @pytest.mark.parametrize(("queries", "keys"), SHAPES)
 def test_causal_exact_counts_the_visible_pairs(queries: int, keys: int) -> None:
     pairs = sum(1 for i in range(queries) for j in range(keys) if j <= i + keys - queries)
-    flops = attention_flops(ExactKernel(2, 4), CallShape(queries, keys, 2, 4, 4, causal=True))
-    assert flops.true == pairs * 2 * (4 + 4) * 2
+    assert ExactKernel(2, 4).flops(CallShape(queries, keys, 2, 4, 4, causal=True)) == pairs * 2 * (4 + 4) * 2
