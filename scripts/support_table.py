@@ -1,7 +1,7 @@
-"""The README's table of supported architectures, made from the models that the adapter tests build.
+"""The table of supported architectures, made from the models that the adapter tests build.
 
 What a row says is what ``find_sites`` finds in the small models of that row, so it is what the tests hold the package
-to. Adding an architecture is adding a row to a table of the tests, and running this with ``--write README.md``.
+to. Adding an architecture is adding a row to a table of the tests, and running this with ``--write docs/support.md``.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Print the table, write it into a document, or check the one there."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     target = parser.add_mutually_exclusive_group()
-    target.add_argument("--write", type=Path, metavar="README.md", help="replace the table between the markers")
-    target.add_argument("--check", type=Path, metavar="README.md", help="exit 1 where the table is out of date")
+    target.add_argument("--write", type=Path, metavar="FILE", help="replace the table between the markers")
+    target.add_argument("--check", type=Path, metavar="FILE", help="exit 1 where the table is out of date")
     options: Any = parser.parse_args(arguments)
     table = render(rows(models()))
     path: Path | None = options.write or options.check
