@@ -42,6 +42,7 @@ def test_a_report_in_a_few_lines() -> None:
         "  speed     1.11x (41.2 → 36.9 ms a held-out sample, 785 tokens, cpu, 2 threads)",
         "  verdict   Worth it if your task holds: 1.12 times faster, outputs very close.",
     ]
+    assert repr(make_report()) == str(make_report()) == summarise(make_report())
     assert summarise(make_report(fidelity=False, warnings=["a"])).splitlines() == [
         "Dinov2Model: 8 of 12 attention sites would be converted",
         "  warnings  1, in report.warnings",

@@ -64,7 +64,7 @@ def main() -> None:
     try:
         app()
     except SystemExit as end:
-        if end.code == 130:  # typer has turned Ctrl-C into an exit without a word
+        if end.code == 130:  # typer turns Ctrl-C into a silent exit
             alert("latte: interrupted.")
         _leave(int(end.code or 0))
     except BaseException as error:

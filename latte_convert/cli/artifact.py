@@ -54,7 +54,7 @@ def verify(
     trust_remote_code: options.Remote = False,
     json: options.Json = False,
 ) -> None:
-    """Check hashes, strict reload and parity of an artifact; exit code 5 if anything is off. For CI."""
+    """Check hashes, strict reload and parity of an artifact; exit code 5 if one of them fails. For CI."""
     from latte_convert.artifact.verify import verify as check
 
     found = check(directory, trust_remote_code=trust_remote_code)

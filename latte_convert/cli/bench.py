@@ -102,7 +102,7 @@ def bench(
         report = report.model_copy(update={"min_tokens_written": report.crossover.tokens})
         console.note(f"min_tokens = {report.crossover.tokens} is stored in {directory}")
     elif write:
-        console.note("nothing was stored: there is no crossover among these lengths. Measure longer ones.")
+        console.note("nothing was stored: the hybrid is slower at the longest of these lengths. Measure longer ones.")
     elif report.crossover.tokens is not None:
         console.note(f"--write stores min_tokens = {report.crossover.tokens}: shorter inputs then run exact attention.")
     if save:

@@ -269,8 +269,6 @@ def fidelity_table(report: Report) -> None:
             f"attention FLOPs: {_si(cost.flops.original)} -> {_si(cost.flops.hybrid)} per sample; "
             f"forward: {cost.forward_ms['original']:.0f} ms -> {cost.forward_ms['hybrid']:.0f} ms on {cost.device}"
         )
-    if cost.forward_ms["hybrid"] > cost.forward_ms["original"]:
-        note("note: at this sequence length the hybrid is slower than the original here.")
     calibration = report.calibration
     note(
         f"samples: {calibration.requested} asked, {calibration.used} fitted, {calibration.held_out} held out, "

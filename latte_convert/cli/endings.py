@@ -18,7 +18,7 @@ _LESS = {
 """What takes less memory, by command."""
 
 _ALLOCATION = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc")
-"""How PyTorch and what it is built on say that memory cannot be had: as a plain RuntimeError on a CPU."""
+"""How PyTorch and its libraries report a failed allocation; on a CPU it is a plain RuntimeError."""
 
 
 def ending(error: BaseException) -> tuple[str, int]:

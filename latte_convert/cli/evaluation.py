@@ -109,7 +109,7 @@ def evaluate(
             trust_remote_code=trust_remote_code, progress=progress,
         )  # fmt: skip
     if out is not None:
-        _check_out(out, overwrite)  # another run may have written it meanwhile
+        _check_out(out, overwrite)  # another run may have written it since
         write_document(report.model_dump(mode="json"), out)
     _show(report)
     if json:

@@ -126,7 +126,7 @@ def _given_type(annotation: Any) -> tuple[Any, bool]:
 
 
 def _shown(default: Any) -> str | bool:
-    """A default as the help shows it; a switch that is off and an empty list go without."""
+    """A default as the help shows it; False for a switch that is off and for an empty list."""
     if default is None or default is False or default in ((), {}):
         return False
     return "on" if default is True else str(default)
@@ -136,7 +136,7 @@ def read_recipe(config: str | None, given: Mapping[str, Any]) -> Recipe:
     """The recipe file with the options that were given on the command line.
 
     Args:
-        config: A YAML file or the name of a recipe of ours; None is the default recipe.
+        config: A YAML file or the name of a recipe that comes with the tool; None is the default recipe.
         given: The value of each option by the name of its setting; None or empty where it was not given.
 
     Raises:

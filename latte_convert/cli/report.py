@@ -120,7 +120,7 @@ def _one(path: Path, out: Path | None, plots: bool, overwrite: bool) -> list[Pat
 
 
 def _check_kept(path: Path, data: Path, report: Report) -> None:
-    """Refuse to replace an artifact's report by one that leaves out results which no other file holds."""
+    """Refuse to overwrite results that only the artifact's report holds."""
     from latte_convert.errors import OutputError
     from latte_convert.names import REPORT
     from latte_convert.report.read import only_embedded

@@ -142,7 +142,7 @@ def block_chart(blocks: Sequence[Block]) -> Chart | None:
 
 
 def frontier_chart(points: Sequence[FrontierPoint]) -> Chart | None:
-    """Fidelity of every plan against its cost; the line joins the plans that no other one beats in both."""
+    """Fidelity of every plan against its cost; the line joins the Pareto frontier."""
     placed = [(point, value) for point in points if (value := fidelity_of(point)) is not None]
     if not placed:
         return None
@@ -193,7 +193,7 @@ def plan_kind(point: FrontierPoint) -> str:
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points of which no other is both cheaper (first) and better (second), the cheapest first."""
+    """The Pareto frontier of pairs of cost and quality: lower cost, higher quality; the cheapest first."""
     front: list[tuple[float, float]] = []
     for cost, quality in sorted(set(points), key=lambda point: (point[0], -point[1])):
         if not front or quality > front[-1][1]:

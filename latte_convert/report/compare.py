@@ -82,9 +82,9 @@ def compare(
 ) -> Comparison:
     """Compare two reports, number by number.
 
-    Looked at are the cosine of every output, the share of the attention FLOPs, and the retention of every task metric.
-    An evaluation is the same in both where task and data are, as the user wrote them.
-    What only the new report has is listed and cannot regress. Wall times are left out: they belong to a machine.
+    Compares the cosine of every output, the share of the attention FLOPs, and the retention of every task metric.
+    Evaluations are matched by task and data, as the user wrote them. A number that only the new report has is listed
+    and cannot regress. Wall times are left out: they depend on the machine.
 
     Args:
         old: The report to hold on to.

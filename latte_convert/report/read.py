@@ -1,4 +1,4 @@
-"""Read reports back: that of an artifact with what bench and eval have added since, or a report.json by itself."""
+"""Read reports back: an artifact's, joined with the results of bench and eval, or a single report.json."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESULTS: dict[str, type[BenchReport | EvalReport]] = {BENCH: BenchReport, EVALUA
 
 
 def read_report(path: Path) -> Report:
-    """The report of an artifact, joined by its ``bench.json`` and its ``eval*.json``; or one report file as it is.
+    """The report of an artifact, joined by its ``bench.json`` and its ``eval*.json``; or one report file, unchanged.
 
     What was measured on another artifact than the one it lies in is left out, with a warning.
 
@@ -50,7 +50,7 @@ def read_report(path: Path) -> Report:
     foreign: list[Path] = []
 
     def own(files: list[Path], kind: type[_A], earlier: list[_A]) -> list[_A]:
-        """By the files beside the report; where none is of this artifact, by what the report holds already."""
+        """Results in the files beside the report, or else those that the report holds already."""
         for found in (
             [(file, _read_kept(file, kind)) for file in files],
             [(path / REPORT, result) for result in earlier],
@@ -131,7 +131,7 @@ def read(path: Path, kind: type[_M]) -> _M:
     """A document of one kind, strictly.
 
     Raises:
-        InputError: There is none, it cannot be read, it is of another kind, or follows another version of its schema.
+        InputError: It is absent or unreadable, of another kind, or follows another version of its schema.
     """
     known = kind.model_fields["schema_version"].default
     content = read_json(

@@ -38,7 +38,7 @@ class AgreementReport(_Model):
 
 
 class FidelityReport(_Model):
-    """Measured on held-out samples, which no fit and no score has seen."""
+    """Measured on held-out samples, which fits and scores never see."""
 
     samples: int = Field(description="Number of held-out samples.")
     primary: str = Field(description="The output that gates such as min_fidelity look at.")
@@ -49,9 +49,12 @@ class FidelityReport(_Model):
 class ScoreReport(_Model):
     """Sensitivity of a site, measured on the calibration samples; low is robust."""
 
-    value: float | None = Field(description="(1 - cosine) + mse_weight * mse; null where not finite.")
-    cosine: float | None = Field(description="Mean cosine of the block output, every site linearised.")
-    mse: float | None = Field(description="Mean squared difference of the block output per element.")
+    value: float | None = Field(
+        description="By the recipe's scorer. paper: (1 - cosine) + mse_weight * mse of the block; isolated and greedy: "
+        "squared change of the final output over its variance. Null where not finite."
+    )
+    cosine: float | None = Field(description="Mean cosine of the output that the scorer compares.")
+    mse: float | None = Field(description="Mean squared difference of that output per element.")
 
 
 class FitReport(_Model):
@@ -191,3 +194,11 @@ class Report(_Model):
     stripes: StripesReport | None = None
     bench: BenchReport | None = Field(None, description="What latte bench measured.")
     evaluations: list[EvalReport] | None = Field(None, description="What latte eval measured.")
+
+    def __repr__(self) -> str:
+        """What was converted, how close it is and what it costs, in a few lines; ``model_dump`` has all of it."""
+        from latte_convert.report.summary import summarise
+
+        return summarise(self)
+
+    __str__ = __repr__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from latte_convert.bench.result import LengthResult
 from latte_convert.report import text
@@ -207,13 +208,16 @@ def next_step(report: Report, directory: str = ".") -> tuple[str, str]:
     kept, cosine = retained(report), 1.0
     if report.fidelity:
         cosine = report.fidelity.outputs[report.fidelity.primary].cosine
+    speedup, _ = _speed(report, _bench_length(report))
     if not report.converted:
         return "Convert more sites:", _convert(report, 0.5)
     if (kept is not None and kept < ENOUGH) or (kept is None and cosine < LEVELS[2].floor):
         return "Convert fewer sites:", _convert(report, len(report.converted) / _eligible(report) / 2)
+    if report.bench is None and speedup is not None and speedup <= 1 + SAME_SPEED:
+        return "Find the length from which it pays:", f"latte bench {place} --save"
     if kept is None:
         task, data = _task(report)
-        saved = shlex.quote(f"{directory}/eval-{task}.json")
+        saved = shlex.quote(str(PurePath(directory) / f"eval-{task}.json"))
         return "Measure your task:", f"latte eval {place} --task {task} --data {data} --out {saved}"
     if report.bench is None:
         return "Measure time and memory over lengths:", f"latte bench {place} --save"

@@ -30,8 +30,8 @@ def check_report_target(path: Path, *, overwrite: bool, kind: type[BaseModel] = 
 
     Args:
         path: The file to write.
-        overwrite: Whether it may replace a file that is no part of an artifact.
-        kind: What it will hold; a document of ours of another kind is not replaced.
+        overwrite: Whether it may replace a file outside of artifacts.
+        kind: What it will hold; a report of another kind is never replaced.
 
     Raises:
         OutputError: It exists and may not be replaced, it is a directory, or lies where nothing can be written.
@@ -47,7 +47,7 @@ def check_report_target(path: Path, *, overwrite: bool, kind: type[BaseModel] = 
         raise OutputError(f"{path} exists already. Choose another --out, or pass --overwrite to replace it.")
     home = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
-        raise OutputError(f"{path} cannot be written: {home} is no folder that you may write to. Choose another --out.")
+        raise OutputError(f"{path} cannot be written: {home} is not a folder you may write to. Choose another --out.")
 
 
 def _is_part_of_artifact(path: Path) -> bool:

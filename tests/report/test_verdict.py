@@ -94,6 +94,7 @@ class TestNextStep:
         ("changes", "command"),
         [
             ({"cosine": 0.99}, "latte eval out --task knn --data LABELLED --out out/eval-knn.json"),
+            ({"cosine": 0.99, "forward_ms": (40.0, 50.0)}, "latte bench out --save"),
             ({"cosine": 0.7}, "latte convert facebook/dinov2-small --calib photos/ --ratio 0.33 --out hybrid-2"),
             ({"evaluations": [make_evaluation()]}, "latte bench out --save"),
             (
@@ -130,6 +131,9 @@ class TestNextStep:
             }
         )
         assert f"--task {task} " in next_step(report)[1]
+
+    def test_in_the_artifacts_own_folder(self) -> None:
+        assert next_step(make_report(cosine=0.99))[1] == "latte eval . --task knn --data LABELLED --out eval-knn.json"
 
     def test_two_sources_of_samples_and_names_that_need_quotes(self) -> None:
         start = make_report(cosine=0.5)
