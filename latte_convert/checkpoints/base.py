@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from latte_convert.checkpoints.weights import INDEX, SIDECARS, read_file
+from latte_convert.checkpoints.weights import INDEX, SIDECARS, Place, leads_out, read_file
 from latte_convert.errors import CheckpointError
 from latte_convert.names import MANIFEST, is_ours, is_report
 from latte_convert.wording import some
@@ -18,16 +20,26 @@ if TYPE_CHECKING:
     from latte_convert.data.feed import Processor
     from latte_convert.data.samples import Modality
 
+logger = logging.getLogger("latte_convert")
+
+_WRAPPERS = ("module.", "_orig_mod.")
+_LAYERS = re.compile(r"(layers?|depths?|blocks)$")
+_FEW_LAYERS, _FEW_PARAMETERS = 100, 10**8
+
 
 class Checkpoint(ABC):
     """A resolved checkpoint: where it is and what it holds. One subclass a library.
+
+    Args:
+        place: Where it is, and what may be done with it.
+        weights: The weight files, safetensors unless a pickle was allowed.
+        config: Contents of the configuration that its library reads.
 
     Attributes:
         library: Name of the library that its class comes from.
         weights_stem: Under which name its library keeps weights, ``<stem>.safetensors``.
         id: What the user called it: a Hub id, or the absolute path.
         path: Its local directory.
-        weights: The weight files, safetensors unless a pickle was allowed.
         revision: Commit of the Hub snapshot, or None.
         trust_remote_code: Whether Python code of the checkpoint may run.
     """
@@ -35,20 +47,10 @@ class Checkpoint(ABC):
     library: ClassVar[str]
     weights_stem: ClassVar[str] = "model"
 
-    def __init__(
-        self,
-        identifier: str,
-        path: Path,
-        weights: tuple[Path, ...],
-        *,
-        revision: str | None = None,
-        trust_remote_code: bool = False,
-    ) -> None:
-        self.id = identifier
-        self.path = path
-        self.weights = weights
-        self.revision = revision
-        self.trust_remote_code = trust_remote_code
+    def __init__(self, place: Place, weights: tuple[Path, ...], config: dict[str, Any]) -> None:
+        self.id, self.path, self.revision = place.id, place.path, place.revision
+        self.trust_remote_code = place.trust_remote_code
+        self.weights, self.config = weights, config
 
     @property
     @abstractmethod
@@ -90,7 +92,6 @@ class Checkpoint(ABC):
             CheckpointError: The checkpoint does not say how images are prepared, or does not run at that size.
         """
 
-    @abstractmethod
     def instantiate(self, tensors: dict[str, Tensor], resolution: int | None = None) -> tuple[nn.Module, list[str]]:
         """Build the library's own class from tensors, strictly.
 
@@ -104,8 +105,31 @@ class Checkpoint(ABC):
 
         Raises:
             CheckpointError: A tensor is missing or has the wrong shape; it would be random. Or the library cannot run
-                the model at that resolution.
+                the model at that resolution. Or its configuration describes another, far larger model.
         """
+        self._check_size(tensors)
+        return self._instantiate(tensors, resolution)
+
+    @abstractmethod
+    def _instantiate(self, tensors: dict[str, Tensor], resolution: int | None) -> tuple[nn.Module, list[str]]: ...
+
+    @abstractmethod
+    def _skeleton(self) -> nn.Module:
+        """The model on the device ``meta``: shapes without memory."""
+
+    def _check_size(self, tensors: dict[str, Tensor]) -> None:
+        """Refuse a configuration that describes a far larger model, before its building takes hours or all memory."""
+        asked = max(_layer_counts(self.config), default=0)
+        if asked > max(len(tensors), _FEW_LAYERS):
+            raise CheckpointError(
+                f"{self.id}: its configuration asks for {asked:,} layers, and its weights are {len(tensors)} tensors."
+            )
+        size = sum(parameter.numel() for parameter in self._skeleton().parameters())
+        there = sum(tensor.numel() for tensor in tensors.values())
+        if size > 2 * there + _FEW_PARAMETERS:
+            raise CheckpointError(
+                f"{self.id}: its configuration describes a model of {size:,} parameters, and its weights are {there:,}."
+            )
 
     def fill(self, model: nn.Module, tensors: dict[str, Tensor], advice: str) -> list[str]:
         """Copy tensors into a model, strictly.
@@ -153,13 +177,21 @@ class Checkpoint(ABC):
         """Small files that belong to the checkpoint, relative to it: configuration, tokenizer, processor, licence."""
         indices = {INDEX, f"{self.weights_stem}.safetensors.index.json", "pytorch_model.bin.index.json"}
         found = {path for pattern in SIDECARS for path in self.path.glob(pattern) if path.is_file()}
-        theirs = {path for path in found if path.name not in {MANIFEST, *indices}}
+        theirs = {path for path in found if path.name not in {MANIFEST, *indices} and not self._leads_out(path)}
         if self.is_artifact:
             theirs = {path for path in theirs if not is_report(path.name)}
         return sorted(path.relative_to(self.path).as_posix() for path in theirs)
 
+    def _leads_out(self, path: Path) -> bool:
+        if leads_out(path, self.path):
+            logger.warning("%s links to %s, outside the checkpoint, and is not copied", path, path.resolve())
+            return True
+        return False
+
     def read_tensors(self) -> dict[str, Tensor]:
         """All tensors under their own keys, ours included where it is an artifact; files are memory-mapped.
+
+        What a wrapper of training put before every key (``module.``, ``_orig_mod.``) is left out.
 
         Raises:
             CheckpointError: A file is damaged.
@@ -170,7 +202,7 @@ class Checkpoint(ABC):
         strange = [str(t.dtype) for t in tensors.values() if t.is_floating_point() and t.itemsize < 2]
         if strange:
             raise CheckpointError(f"{self.id} holds quantised weights ({strange[0]}); give the unquantised checkpoint.")
-        return tensors
+        return without_wrappers(tensors)
 
     def original_tensors(self) -> dict[str, Tensor]:
         """The source's own tensors: all of them, or without ours where it is an artifact.
@@ -182,6 +214,25 @@ class Checkpoint(ABC):
         if not self.is_artifact and (taken := next(filter(is_ours, tensors), None)):
             raise CheckpointError(f"{self.id} has a tensor '{taken}': names of this form are for converted sites.")
         return {key: tensor for key, tensor in tensors.items() if not is_ours(key)}
+
+
+def _layer_counts(config: Any, key: str = "") -> Iterator[int]:
+    """Every number in a configuration that counts layers, by its name."""
+    if isinstance(config, dict):
+        for name, value in config.items():
+            yield from _layer_counts(value, name)
+    elif isinstance(config, list):
+        for value in config:
+            yield from _layer_counts(value, key)
+    elif isinstance(config, int) and _LAYERS.search(key):
+        yield config
+
+
+def without_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors without the prefixes of distributed training and of ``torch.compile``, in any order and number."""
+    while tensors and (shared := next((p for p in _WRAPPERS if all(key.startswith(p) for key in tensors)), None)):
+        tensors = {key.removeprefix(shared): tensor for key, tensor in tensors.items()}
+    return tensors
 
 
 def check_patches(resolution: int, patch: int) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from latte_convert import compat
 from latte_convert.checkpoints.base import Checkpoint, check_patches
 from latte_convert.checkpoints.quiet import quiet_transformers
+from latte_convert.checkpoints.remote_code import ADVICE, remote_code
 from latte_convert.errors import CheckpointError, first_line, nearest
 
 if TYPE_CHECKING:
@@ -22,15 +22,9 @@ if TYPE_CHECKING:
 
 
 class HFCheckpoint(Checkpoint):
-    """A Transformers checkpoint; ``config`` holds the contents of its ``config.json``."""
+    """A Transformers checkpoint, configured by its ``config.json``."""
 
     library = "transformers"
-
-    def __init__(
-        self, identifier: str, path: Path, weights: tuple[Path, ...], *, config: dict[str, Any], **options: Any
-    ) -> None:
-        super().__init__(identifier, path, weights, **options)
-        self.config = config
 
     @property
     def model_class(self) -> str:
@@ -48,7 +42,7 @@ class HFCheckpoint(Checkpoint):
         """The checkpoint's own image processor, tokenizer or feature extractor."""
         from latte_convert.checkpoints.hf_inputs import HFProcessor
 
-        return HFProcessor(self.id, self.path, modality)
+        return HFProcessor(self.id, self.path, modality, trust_remote_code=self.trust_remote_code)
 
     def image_processor(self, resolution: int) -> HFProcessor:
         """The same at another image size: a multiple of the patch size, positions interpolated by the model itself."""
@@ -58,7 +52,7 @@ class HFCheckpoint(Checkpoint):
         patch = getattr(getattr(config, "vision_config", config), "patch_size", None)
         if isinstance(patch, int):
             check_patches(resolution, patch)
-        return HFProcessor(self.id, self.path, "image", resolution)
+        return HFProcessor(self.id, self.path, "image", resolution, trust_remote_code=self.trust_remote_code)
 
     @cached_property
     def _class(self) -> tuple[Any, Any]:
@@ -88,11 +82,9 @@ class HFCheckpoint(Checkpoint):
 
         kind = self.config.get("model_type")
         if "auto_map" in self.config and not self.trust_remote_code and kind not in transformers.CONFIG_MAPPING:
-            raise CheckpointError(
-                f"{self.id} needs its own Python code to run. Read that code, then pass --trust-remote-code."
-            )
+            raise CheckpointError(f"{self.id} comes with its own Python code: {ADVICE}.")
         try:
-            with quiet_transformers():
+            with quiet_transformers(), remote_code(self.trust_remote_code):
                 config = transformers.AutoConfig.from_pretrained(self.path, trust_remote_code=self.trust_remote_code)
         except Exception as error:  # configuration classes check their values in many ways
             if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
@@ -113,17 +105,30 @@ class HFCheckpoint(Checkpoint):
             return None
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-        references = self.config.get("auto_map", {}).values()
-        reference = next((ref for ref in references if str(ref).endswith(name)), None)
-        return get_class_from_dynamic_module(reference, self.path) if reference else None
+        references = self.config.get("auto_map")
+        found = references.values() if isinstance(references, dict) else ()
+        reference = next((ref for ref in found if isinstance(ref, str) and ref.endswith(name)), None)
+        try:
+            return get_class_from_dynamic_module(reference, self.path) if reference else None
+        except Exception as error:  # it runs the checkpoint's own code
+            raise CheckpointError(f"{self.id}: its own Python code does not run: {first_line(error)}") from error
 
-    def instantiate(self, tensors: dict[str, Tensor], resolution: int | None = None) -> tuple[nn.Module, list[str]]:
+    def _skeleton(self) -> nn.Module:
+        cls, config = self._class
+        try:
+            with torch.device("meta"):
+                return cast(nn.Module, cls(config))
+        except Exception as error:  # a bad value in config.json can fail anywhere in a constructor
+            raise CheckpointError(f"{self.id} does not load into {cls.__name__}: {first_line(error)}") from error
+
+    def _instantiate(self, tensors: dict[str, Tensor], resolution: int | None) -> tuple[nn.Module, list[str]]:
         """Build the Transformers class from tensors, strictly; see ``Checkpoint``. It is the same at any resolution."""
         cls, config = self._class
         try:
-            with quiet_transformers():
+            with quiet_transformers(), remote_code(self.trust_remote_code):
                 model, info = cls.from_pretrained(
                     None,
+                    trust_remote_code=self.trust_remote_code,
                     config=config,
                     state_dict=tensors,
                     output_loading_info=True,

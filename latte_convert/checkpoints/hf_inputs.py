@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from latte_convert.checkpoints.quiet import quiet_transformers
+from latte_convert.checkpoints.remote_code import ADVICE, remote_code, wants_code
 from latte_convert.data.feed import Batch, place
 from latte_convert.errors import CheckpointError, DataError, first_line
 
@@ -47,12 +48,21 @@ class HFProcessor:
         path: Its directory.
         modality: What the samples are.
         resolution: Height and width of images, instead of the checkpoint's own.
+        trust_remote_code: Whether Python code of the checkpoint may run.
 
     Raises:
         CheckpointError: The checkpoint does not say how its inputs are prepared.
     """
 
-    def __init__(self, identifier: str, path: Path, modality: Modality, resolution: int | None = None) -> None:
+    def __init__(
+        self,
+        identifier: str,
+        path: Path,
+        modality: Modality,
+        resolution: int | None = None,
+        *,
+        trust_remote_code: bool = False,
+    ) -> None:
         import transformers
 
         loaders: dict[str, Any] = {
@@ -67,9 +77,11 @@ class HFProcessor:
             if modality == "text" and not any(any(path.glob(name)) for name in _TOKENIZER_FILES):
                 # Transformers would make an empty tokenizer that maps every word to "unknown".
                 raise OSError("no vocabulary file")
-            with quiet_transformers():
-                self.apply = loaders[modality].from_pretrained(path)
+            with quiet_transformers(), remote_code(trust_remote_code):
+                self.apply = loaders[modality].from_pretrained(path, trust_remote_code=trust_remote_code)
         except Exception as error:  # configuration files can be wrong in many ways
+            if wants_code(error):
+                raise CheckpointError(f"{identifier}: its {_WORDS[modality]} comes as Python code: {ADVICE}.") from None
             files = "tokenizer.json or vocab files" if modality == "text" else "preprocessor_config.json"
             raise CheckpointError(
                 f"{identifier} has no usable {_WORDS[modality]}, and guessing its preprocessing would be wrong: add "

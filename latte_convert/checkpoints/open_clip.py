@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,45 +15,30 @@ from latte_convert import compat
 from latte_convert.checkpoints.base import Checkpoint, check_patches
 from latte_convert.checkpoints.open_clip_inputs import CONFIG, OpenClipProcessor, write_tag_config
 from latte_convert.checkpoints.quiet import quiet_open_clip
+from latte_convert.checkpoints.remote_code import ADVICE, remote_code, wants_code
 from latte_convert.checkpoints.timm import resize_timm
-from latte_convert.checkpoints.weights import download, local_directory, read_config, weight_files
+from latte_convert.checkpoints.weights import Place, read_config, weight_files
 from latte_convert.compat import require
 from latte_convert.errors import CheckpointError, first_line, nearest
 
 if TYPE_CHECKING:
     from latte_convert.data.samples import Modality
 
-_PREFIX = "open_clip_"
+PREFIX = "open_clip_"
+"""What open_clip puts before the names of its weight files."""
 _POSITIONS = "visual.positional_embedding"
 _SECTIONS = ("embed_dim", "vision_cfg", "text_cfg")
 
 
-def resolve_open_clip(name: str, *, allow_pickle: bool = False, identifier: str | None = None) -> OpenClipCheckpoint:
-    """Find an open_clip checkpoint.
-
-    Args:
-        name: ``local-dir:PATH``, ``hf-hub:OWNER/NAME``, or ``ARCH/TAG`` as in ``open_clip.list_pretrained()``, such as
-            ``ViT-B-32/laion2b_s34b_b79k``.
-        allow_pickle: Accept pickled weights where there is no safetensors file.
-        identifier: What the user called it; an ``open_clip:`` id, or the absolute path where None.
+def open_folder(place: Place) -> OpenClipCheckpoint:
+    """The open_clip checkpoint of a directory.
 
     Raises:
-        CheckpointError: There is no such model, or it has no usable weights or configuration.
+        CheckpointError: It has no usable weights or configuration.
         InputError: open_clip is not installed.
     """
     require("open_clip", "open-clip")
-    source, _, rest = name.partition(":")
-    if source == "local-dir":
-        path = local_directory(rest, "open_clip")
-        return _open(identifier or str(path), path, allow_pickle)
-    if source == "hf-hub":
-        repo, _, revision = rest.partition("@")
-        path = download(repo, revision or None, allow_pickle, _PREFIX)
-        return _open(identifier or f"open_clip:{name}", path, allow_pickle, revision=path.name)
-    return _open_tag(name, allow_pickle, identifier or f"open_clip:{name}")
-
-
-def _open(identifier: str, path: Path, allow_pickle: bool, revision: str | None = None) -> OpenClipCheckpoint:
+    path = place.path
     if not (path / CONFIG).is_file():
         raise CheckpointError(f"{path} has no {CONFIG}: it is not an open_clip checkpoint (push_to_hf_hub writes one).")
     config = read_config(path / CONFIG)
@@ -61,14 +46,21 @@ def _open(identifier: str, path: Path, allow_pickle: bool, revision: str | None 
     missing = [key for key in _SECTIONS if not isinstance(model, dict) or key not in model]
     if missing:
         raise CheckpointError(f"{path / CONFIG} says nothing of {', '.join(missing)} in its model_cfg.")
-    own = [*path.glob(f"{_PREFIX}model*.safetensors"), *path.glob(f"{_PREFIX}pytorch_model*.bin")]
-    prefix = "" if not own and (path / "model.safetensors").is_file() else _PREFIX
-    weights = weight_files(path, allow_pickle, prefix)
-    return OpenClipCheckpoint(identifier, path, weights, config=config, revision=revision)
+    own = [*path.glob(f"{PREFIX}model*.safetensors"), *path.glob(f"{PREFIX}pytorch_model*.bin")]
+    prefix = "" if not own and (path / "model.safetensors").is_file() else PREFIX
+    return OpenClipCheckpoint(place, weight_files(place, prefix), config)
 
 
-def _open_tag(name: str, allow_pickle: bool, identifier: str) -> OpenClipCheckpoint:
-    """A pretrained tag; its configuration, which comes from the library, lies in a temporary directory meanwhile."""
+def open_named(name: str, revision: str | None, wanted: Place) -> OpenClipCheckpoint:
+    """A pretrained tag, ``ARCH/TAG`` as in ``open_clip.list_pretrained()``, such as ``ViT-B-32/laion2b_s34b_b79k``.
+
+    Its configuration, which comes from the library, lies in a temporary directory meanwhile.
+
+    Raises:
+        CheckpointError: open_clip has no such model or weights, or they cannot be fetched.
+        InputError: open_clip is not installed.
+    """
+    require("open_clip", "open-clip")
     import open_clip
     from open_clip import pretrained
 
@@ -84,44 +76,46 @@ def _open_tag(name: str, allow_pickle: bool, identifier: str) -> OpenClipCheckpo
     settings = pretrained.get_pretrained_cfg(architecture, tag)
     if not settings:
         raise CheckpointError(f"open_clip has no weights '{tag}' for {architecture}; its tags: {', '.join(tags)}.")
+    if revision is not None:
+        repo = str(settings.get("hf_hub") or "OWNER/NAME").rstrip("/")
+        raise CheckpointError(
+            f"open_clip says itself where the weights of {wanted.id} are, so --revision has no meaning for it: give "
+            f"open_clip:hf-hub:{repo}@{revision}."
+        )
     try:
         with quiet_open_clip():
             file = Path(pretrained.download_pretrained(settings))
     except Exception as error:  # urllib's, the Hub client's and open_clip's own errors share no base class
         reason = first_line(error)
         raise CheckpointError(
-            f"the weights of open_clip:{name} are not in the local cache and cannot be fetched (offline?): {reason} "
+            f"the weights of {wanted.id} are not in the local cache and cannot be fetched (offline?): {reason} "
             f"Tags of {architecture}: {', '.join(tags)}. A folder with {CONFIG} is read as open_clip:local-dir:PATH."
         ) from None
-    if file.suffix != ".safetensors" and not allow_pickle:
-        raise CheckpointError(
-            f"open_clip:{name} has only pickled weights ({file.name}), which can run code when read. "
-            "Pass --allow-pickle to read them with weights-only unpickling."
-        )
     if settings.get("quick_gelu"):
         model["quick_gelu"] = True  # the tag was trained with it; open_clip only warns
     path = Path(tempfile.mkdtemp(prefix="open_clip-"))
-    config = write_tag_config(architecture, model, settings, path)
-    checkpoint = OpenClipCheckpoint(identifier, path, (file,), config=config)
+    commit = file.parent.name if file.parent.parent.name == "snapshots" else None  # in the Hub's cache
+    place = wanted.at(path, wanted.id, file=file, revision=commit)
+    try:
+        checkpoint = OpenClipCheckpoint(
+            place, weight_files(place), write_tag_config(architecture, model, settings, path)
+        )
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
     weakref.finalize(checkpoint, shutil.rmtree, path, ignore_errors=True)
     return checkpoint
 
 
 class OpenClipCheckpoint(Checkpoint):
-    """An open_clip checkpoint; ``config`` holds the contents of its ``open_clip_config.json``.
+    """An open_clip checkpoint, configured by its ``open_clip_config.json``.
 
     ``processor("image").apply`` is open_clip's evaluation transform, ``processor("text").apply`` its tokenizer, also
     those of an artifact: ``resolve(directory).processor("image").apply``.
     """
 
     library = "open_clip"
-    weights_stem = f"{_PREFIX}model"
-
-    def __init__(
-        self, identifier: str, path: Path, weights: tuple[Path, ...], *, config: dict[str, Any], **options: Any
-    ) -> None:
-        super().__init__(identifier, path, weights, **options)
-        self.config = config
+    weights_stem = f"{PREFIX}model"
 
     @property
     def model_class(self) -> str:
@@ -140,7 +134,7 @@ class OpenClipCheckpoint(Checkpoint):
         """open_clip's own evaluation transform or tokenizer, by the checkpoint's configuration."""
         if modality not in self.modalities:
             raise CheckpointError(f"{self.id} is an open_clip model: it takes images and texts, no {modality}.")
-        return OpenClipProcessor(self.id, self.path, self.config, modality)
+        return OpenClipProcessor(self.id, self.path, self.config, modality, self.trust_remote_code)
 
     def image_processor(self, resolution: int) -> OpenClipProcessor:
         """open_clip's own evaluation transform for images of another size."""
@@ -149,11 +143,7 @@ class OpenClipCheckpoint(Checkpoint):
         config = {**self.config, "model_cfg": {**model, "vision_cfg": vision}}
         return OpenClipProcessor(self.id, self.path, config, "image")
 
-    def read_tensors(self) -> dict[str, Tensor]:
-        """All tensors under their own keys; see ``Checkpoint``. Those of distributed training lose their prefix."""
-        return {key.removeprefix("module."): tensor for key, tensor in super().read_tensors().items()}
-
-    def instantiate(self, tensors: dict[str, Tensor], resolution: int | None = None) -> tuple[nn.Module, list[str]]:
+    def _instantiate(self, tensors: dict[str, Tensor], resolution: int | None) -> tuple[nn.Module, list[str]]:
         """Build the open_clip class from tensors, strictly; see ``Checkpoint``.
 
         One dtype throughout is kept; mixed ones become float32, in which open_clip loads by default.
@@ -171,20 +161,26 @@ class OpenClipCheckpoint(Checkpoint):
         set_model_preprocess_cfg(model, {**model.visual.preprocess_cfg, **given})
         return model.eval(), unexpected
 
-    def _create(self, resolution: int | None = None) -> Any:
+    def _skeleton(self) -> nn.Module:
+        with torch.device("meta"):
+            return cast(nn.Module, self._create(device="meta"))
+
+    def _create(self, resolution: int | None = None, device: str = "cpu") -> Any:
         """The open_clip model with random weights."""
         import open_clip
 
         try:
-            with quiet_open_clip():
+            with quiet_open_clip(), remote_code(self.trust_remote_code):
                 return open_clip.create_model(
                     f"local-dir:{self.path}",
                     load_weights=False,
                     pretrained_text=False,
                     force_image_size=resolution,
+                    device=device,
                 )
-        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError, OSError) as error:
-            raise CheckpointError(f"{self.id}: open_clip cannot build {self.model_class}: {error}") from None
+        except Exception as error:  # a bad value in its configuration can fail anywhere in a constructor
+            reason = f"it comes as Python code: {ADVICE}" if wants_code(error) else first_line(error)
+            raise CheckpointError(f"{self.id}: open_clip cannot build {self.model_class}: {reason}") from None
 
     def _resized(self, model: Any, resolution: int) -> Any:
         """A model for images of another size, with the libraries' own interpolation of its positions."""

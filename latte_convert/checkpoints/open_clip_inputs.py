@@ -12,6 +12,7 @@ from torch import nn
 
 from latte_convert import compat
 from latte_convert.checkpoints.quiet import quiet_open_clip
+from latte_convert.checkpoints.remote_code import ADVICE, remote_code, wants_code
 from latte_convert.data.feed import Batch
 from latte_convert.errors import CheckpointError, first_line
 
@@ -29,6 +30,7 @@ class OpenClipProcessor:
         path: Its directory, where the tokenizer is, if it is not open_clip's default one.
         config: Contents of its ``open_clip_config.json``.
         modality: What the samples are.
+        trust_remote_code: Whether Python code of the checkpoint may run.
 
     Attributes:
         apply: The transform, from a PIL image to ``(3, height, width)``, or the tokenizer, from texts to
@@ -40,15 +42,23 @@ class OpenClipProcessor:
 
     sampling_rate: int | None = None
 
-    def __init__(self, identifier: str, path: Path, config: dict[str, Any], modality: Modality) -> None:
+    def __init__(
+        self,
+        identifier: str,
+        path: Path,
+        config: dict[str, Any],
+        modality: Modality,
+        trust_remote_code: bool = False,
+    ) -> None:
         self.modality = modality
         self.truncated: set[str] = set()
         make = _transform if modality == "image" else _tokenizer
         try:
-            self.apply: Any = make(path, config)
-        except (AssertionError, KeyError, OSError, TypeError, ValueError) as error:
+            with quiet_open_clip(), remote_code(trust_remote_code):
+                self.apply: Any = make(path, config, trust_remote_code)
+        except Exception as error:  # configuration files can be wrong in many ways
             what = "preprocess_cfg" if modality == "image" else "tokenizer"
-            reason = first_line(error)
+            reason = f"it comes as Python code: {ADVICE}" if wants_code(error) else first_line(error)
             raise CheckpointError(
                 f"{identifier} has no usable {what}, and guessing its preprocessing would be wrong ({reason})."
             ) from None
@@ -77,7 +87,7 @@ class OpenClipProcessor:
         return len(self.apply.tokenizer(self.apply.clean_fn(text), verbose=False).input_ids)
 
 
-def _transform(_path: Path, config: dict[str, Any]) -> Any:
+def _transform(_path: Path, config: dict[str, Any], _trusted: bool) -> Any:
     defaults = compat.OPEN_CLIP_SETTINGS.require()
     given = config.get("preprocess_cfg") or {}
     missing = [key for key in ("mean", "std") if given.get(key) is None]
@@ -88,17 +98,18 @@ def _transform(_path: Path, config: dict[str, Any]) -> Any:
     return compat.OPEN_CLIP_TRANSFORM.require()(defaults(**settings), is_train=False)
 
 
-def _tokenizer(path: Path, config: dict[str, Any]) -> Any:
+def _tokenizer(path: Path, config: dict[str, Any], trusted: bool) -> Any:
     import open_clip
 
     from latte_convert.checkpoints.hf_inputs import _TOKENIZER_FILES
 
     text = config["model_cfg"]["text_cfg"]
-    if text.get("hf_tokenizer_name") and not any(any(path.glob(name)) for name in _TOKENIZER_FILES):
+    named = text.get("hf_tokenizer_name")
+    if named and not any(any(path.glob(name)) for name in _TOKENIZER_FILES):
         # Transformers would make an empty tokenizer that maps every word to "unknown".
-        raise ValueError(f"{CONFIG} names the tokenizer {text['hf_tokenizer_name']}, whose files are not beside it")
-    with quiet_open_clip():
-        return open_clip.get_tokenizer(f"local-dir:{path}")
+        raise ValueError(f"{CONFIG} names the tokenizer {named}, whose files are not beside it")
+    # Before what tokenizer_kwargs of its configuration say; open_clip's own tokenizer does not know the flag.
+    return open_clip.get_tokenizer(f"local-dir:{path}", **({"trust_remote_code": trusted} if named else {}))
 
 
 def write_tag_config(architecture: str, model: dict[str, Any], settings: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from latte_convert import compat
 from latte_convert.checkpoints.base import Checkpoint, check_patches
 from latte_convert.checkpoints.hf import main_dtype
-from latte_convert.checkpoints.weights import download, local_directory, read_config, weight_files
+from latte_convert.checkpoints.weights import Place, download, read_config, weight_files
 from latte_convert.compat import require
 from latte_convert.data.feed import Batch
-from latte_convert.errors import CheckpointError, nearest
+from latte_convert.errors import CheckpointError, first_line, nearest
 
 if TYPE_CHECKING:
     from latte_convert.data.samples import Modality, Sample
@@ -27,39 +27,37 @@ _DATA_CONFIG = ("input_size", "interpolation", "mean", "std", "crop_pct")
 """What timm's evaluation transform is made from; timm would fill gaps with ImageNet's values."""
 
 
-def resolve_timm(name: str, *, allow_pickle: bool = False, identifier: str | None = None) -> TimmCheckpoint:
-    """Find a timm checkpoint.
+PREFIX = ""
+"""What timm puts before the names of its weight files."""
 
-    Args:
-        name: ``local-dir:PATH``, ``hf-hub:OWNER/NAME``, or a model of timm with or without a pretrained tag, such as
-            ``vit_small_patch14_dinov2.lvd142m``, whose weights come from the Hub.
-        allow_pickle: Accept ``pytorch_model.bin`` where there is no safetensors file.
-        identifier: What the user called it; a ``timm:`` id, or the absolute path where None.
+
+def open_folder(place: Place) -> TimmCheckpoint:
+    """The timm checkpoint of a directory.
 
     Raises:
-        CheckpointError: There is no such model, or it has no usable weights or configuration.
+        CheckpointError: It has no usable weights or configuration.
         InputError: timm is not installed.
     """
     require("timm", "timm")
-    source, _, rest = name.partition(":")
-    if source == "local-dir":
-        path = local_directory(rest, "timm")
-        return _open(identifier or str(path), path, None, allow_pickle)
-    repo = rest if source in ("hf-hub", "hf_hub") else _hub_id(name)
-    repo, _, revision = repo.partition("@")
+    return TimmCheckpoint(place, weight_files(place), read_config(place.path / "config.json"))
+
+
+def open_named(name: str, revision: str | None, wanted: Place) -> TimmCheckpoint:
+    """A model of timm, with or without a pretrained tag, such as ``vit_small_patch14_dinov2.lvd142m``, from the Hub.
+
+    Raises:
+        CheckpointError: timm has no such model or weights, or they cannot be fetched.
+        InputError: timm is not installed.
+    """
+    require("timm", "timm")
+    repo = _hub_id(name)
     try:
-        path = download(repo, revision or None, allow_pickle)
+        path = download(repo, revision, wanted.allow_pickle)
     except CheckpointError as error:
         raise CheckpointError(
-            f"timm:{name} has its weights on the Hub, and they cannot be had: {error} A folder written by "
-            "timm.models.save_for_hf is read as timm:local-dir:PATH."
+            f"{wanted.id}: {error} A folder written by timm.models.save_for_hf is read as timm:local-dir:PATH."
         ) from None
-    return _open(identifier or f"timm:{name}", path, path.name, allow_pickle)
-
-
-def _open(identifier: str, path: Path, revision: str | None, allow_pickle: bool) -> TimmCheckpoint:
-    config = read_config(path / "config.json")
-    return TimmCheckpoint(identifier, path, weight_files(path, allow_pickle), config=config, revision=revision)
+    return open_folder(wanted.at(path, wanted.id, revision=path.name))
 
 
 def _hub_id(name: str) -> str:
@@ -85,21 +83,14 @@ def _hub_id(name: str) -> str:
 
 
 class TimmCheckpoint(Checkpoint):
-    """A timm checkpoint; ``config`` holds the contents of its ``config.json``."""
+    """A timm checkpoint, configured by its ``config.json``."""
 
     library = "timm"
-
-    def __init__(
-        self, identifier: str, path: Path, weights: tuple[Path, ...], *, config: dict[str, Any], **options: Any
-    ) -> None:
-        super().__init__(identifier, path, weights, **options)
-        self.config = config
 
     @cached_property
     def model_class(self) -> str:
         """Name of the class that timm builds."""
-        with torch.device("meta"):
-            return type(self._create()).__name__
+        return type(self._skeleton()).__name__
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
@@ -127,7 +118,7 @@ class TimmCheckpoint(Checkpoint):
             )
         return given
 
-    def instantiate(self, tensors: dict[str, Tensor], resolution: int | None = None) -> tuple[nn.Module, list[str]]:
+    def _instantiate(self, tensors: dict[str, Tensor], resolution: int | None) -> tuple[nn.Module, list[str]]:
         """Build the timm class from tensors, strictly; see ``Checkpoint``.
 
         Tensors in another layout than timm's (DINOv2's or CLIP's own release) go through the architecture's own
@@ -147,6 +138,10 @@ class TimmCheckpoint(Checkpoint):
             resize_timm(self.id, model, resolution)
         return model.eval(), unexpected
 
+    def _skeleton(self) -> nn.Module:
+        with torch.device("meta"):
+            return self._create()
+
     def _create(self) -> nn.Module:
         """The timm model with random weights."""
         import timm
@@ -159,9 +154,10 @@ class TimmCheckpoint(Checkpoint):
             )
         try:
             model: nn.Module = timm.create_model(f"local-dir:{self.path}", pretrained=False)
-        except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
+        except Exception as error:  # a bad value in config.json can fail anywhere in a constructor
+            reason = first_line(error)
             raise CheckpointError(
-                f"{self.id}: timm cannot build {architecture} from its config.json: {error}"
+                f"{self.id}: timm cannot build {architecture} from its config.json: {reason}"
             ) from None
         return model
 
@@ -210,15 +206,13 @@ def blueprint(model: nn.Module) -> dict[str, Tensor] | None:
     """What timm builds from a model's configuration, without values; None for one that it did not make."""
     with tempfile.TemporaryDirectory() as directory:
         try:
-            checkpoint = _configured(model, Path(directory))
-            with torch.device("meta"):
-                return dict(checkpoint._create().state_dict())
+            return dict(_configured(model, Path(directory))._skeleton().state_dict())
         except (AttributeError, KeyError, TypeError, ValueError, CheckpointError):
             return None
 
 
 def write_model(model: nn.Module, tensors: dict[str, Tensor], directory: Path) -> None:
-    """Write a model as a checkpoint that ``resolve_timm`` reads, with timm's own configuration."""
+    """Write a model as a checkpoint that ``resolve`` reads, with timm's own configuration."""
     from safetensors.torch import save_file
 
     _configured(model, directory)
@@ -229,7 +223,7 @@ def write_model(model: nn.Module, tensors: dict[str, Tensor], directory: Path) -
 def _configured(model: nn.Module, directory: Path) -> TimmCheckpoint:
     """A checkpoint without weights that has the configuration of a model."""
     compat.TIMM_CONFIG.require()(model, str(directory / "config.json"))
-    return TimmCheckpoint("it", directory, (), config=read_config(directory / "config.json"))
+    return TimmCheckpoint(Place("it", directory), (), read_config(directory / "config.json"))
 
 
 def _fit(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,33 @@ SIDECARS = (
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf")
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a checkpoint is, and what may be done with it.
+
+    Attributes:
+        id: What the user called it: a Hub id, or the absolute path.
+        path: Its local directory.
+        file: The one weight file that the user named, or None.
+        revision: Commit of the Hub snapshot, or None.
+        allow_pickle: Whether pickled weights may be read.
+        trust_remote_code: Whether Python code of the checkpoint may run.
+    """
+
+    id: str
+    path: Path
+    file: Path | None = None
+    revision: str | None = None
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+
+    def at(self, path: Path, identifier: str, *, file: Path | None = None, revision: str | None = None) -> Place:
+        """Another place, trusted as far."""
+        return replace(self, id=identifier, path=path, file=file, revision=revision)
+
+
 def download(repo: str, revision: str | None, allow_pickle: bool, prefix: str = "") -> Path:
-    """Snapshot of a Hub repository: its weights and small files; from the local cache where offline.
+    """Snapshot of a Hub repository, named by its commit: weights and small files; from the local cache where offline.
 
     Args:
         repo: ``owner/name``.
@@ -48,6 +74,7 @@ def download(repo: str, revision: str | None, allow_pickle: bool, prefix: str = 
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    at = f" at revision '{revision}'" if revision else ""
     patterns = [*SIDECARS, f"{prefix}model*.safetensors"]
     patterns += [f"{prefix}pytorch_model*.bin"] if allow_pickle else []
     try:
@@ -56,21 +83,34 @@ def download(repo: str, revision: str | None, allow_pickle: bool, prefix: str = 
         raise CheckpointError(f"'{repo}' is neither an existing path nor a Hub id ('owner/name').") from None
     except LocalEntryNotFoundError:
         raise CheckpointError(
-            f"'{repo}' is not an existing path, is not in the local Hub cache, and the Hub cannot be reached "
+            f"'{repo}'{at} is not an existing path, is not in the local Hub cache, and the Hub cannot be reached "
             "(offline?). Give a local directory, or download the model first."
         ) from None
     except (HfHubHTTPError, OSError) as error:
         reason = first_line(error)
-        raise CheckpointError(f"'{repo}' cannot be fetched from the Hub: {reason}") from None
+        raise CheckpointError(f"'{repo}'{at} cannot be fetched from the Hub: {reason}") from None
     return Path(local)
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """Whether a file of a checkpoint is a link out of it, to what nobody may have meant to publish."""
+    inside = [folder.resolve()]
+    if folder.parent.name == "snapshots":  # in the Hub's cache files are links to its blobs
+        inside.append(folder.parent.parent.resolve() / "blobs")
+    return not any(path.resolve().is_relative_to(place) for place in inside)
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read a JSON object of a checkpoint.
 
     Raises:
-        CheckpointError: The file is absent or does not hold a JSON object.
+        CheckpointError: The file is absent, leads out of its folder or does not hold a JSON object.
     """
+    if leads_out(path, path.parent):
+        raise CheckpointError(
+            f"{path} links to {path.resolve()}, outside its folder, and could not be part of an artifact: copy the "
+            "folder with 'cp -rL', and give the copy."
+        )
     content = read_json(
         path,
         CheckpointError,
@@ -82,29 +122,38 @@ def read_config(path: Path) -> dict[str, Any]:
     return content
 
 
-def weight_files(path: Path, allow_pickle: bool, prefix: str = "") -> tuple[Path, ...]:
-    """The weight files of a checkpoint's directory, shards in order; the arguments are those of ``download``.
+def weight_files(place: Place, prefix: str = "") -> tuple[Path, ...]:
+    """The weight files of a checkpoint: the one the user named, or those of its directory, shards in order.
+
+    Args:
+        place: The checkpoint.
+        prefix: What the library puts before the names of its weight files.
 
     Raises:
-        CheckpointError: There are none, shards are missing, or only pickles are there and not allowed.
+        CheckpointError: There are none, shards are missing, or one is a pickle and pickles are not allowed.
     """
+    files = (place.file,) if place.file is not None else _found(place.path, prefix)
+    pickle = next((file for file in files if file.suffix != ".safetensors"), None)
+    if pickle is not None and not place.allow_pickle:
+        raise CheckpointError(
+            f"{pickle} is no safetensors file but a pickle, which can run code when read. Convert it to safetensors, "
+            "or pass --allow-pickle to read it with weights-only unpickling."
+        )
+    return files
+
+
+def _found(path: Path, prefix: str) -> tuple[Path, ...]:
     index, whole = path / f"{prefix}{INDEX}", path / f"{prefix}model.safetensors"
     if index.is_file():
         shards = _shards(index)
         missing = [name for name in shards if not (path / name).is_file()]
         if missing or not shards:
-            raise CheckpointError(f"{index} names shards that are not there: {', '.join(missing) or 'none'}.")
+            raise CheckpointError(f"{index} names shards that are not there: {some(missing) or 'none'}.")
         return tuple(path / name for name in shards)
     if whole.is_file():
         return (whole,)
-    pickles = sorted(path.glob(f"{prefix}pytorch_model*.bin"))
-    if pickles and allow_pickle:
+    if pickles := sorted(path.glob(f"{prefix}pytorch_model*.bin")):
         return tuple(pickles)
-    if pickles:
-        raise CheckpointError(
-            f"{path} has only pickled weights ({pickles[0].name}), which can run code when read. Convert them to "
-            "safetensors, or pass --allow-pickle to read them with weights-only unpickling."
-        )
     others = sorted(p.name for p in path.iterdir() if p.suffix in SUFFIXES)
     found = f"; it has {some(others)}" if others else ""
     raise CheckpointError(f"{path} has no {whole.name}{found}. Give a directory with weights in it.")

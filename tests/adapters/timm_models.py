@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 from timm.layers import Attention, set_fused_attn
+from timm.models import save_for_hf
 from timm.models.vision_transformer import ParallelScalingBlock
 from torch import Tensor, nn
 
@@ -71,3 +73,20 @@ def sharp(model: nn.Module) -> nn.Module:
 def images(model: Any, batch: int = 2) -> Tensor:
     size = 64 if type(model).__name__ in ("NaFlexVit", "PyramidVisionTransformerV2", "Hiera", "Visformer") else 56
     return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit": ("vit_tiny_patch16_224", PATCHED | {"qk_norm": True}),
+    "registers": ("vit_small_patch14_reg4_dinov2", PATCHED),
+    "eva02": ("eva02_tiny_patch14_224", PATCHED),
+    "rope": ("vit_small_patch16_rope_mixed_224", PATCHED),
+}
+
+
+def write(path: Path, name: str = "vit", dtype: torch.dtype = torch.float32) -> Path:
+    """A random checkpoint, written by timm."""
+    architecture, arguments = CHECKPOINTS[name]
+    model = sharp(create(architecture, **arguments)).to(dtype)
+    data = {"input_size": (3, 56, 56), "mean": (0.4, 0.5, 0.6), "crop_pct": 0.9}
+    save_for_hf(model, str(path), safe_serialization=True, data_config=data)
+    return path

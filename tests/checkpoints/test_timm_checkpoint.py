@@ -13,29 +13,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
-from timm_models import PATCHED, create, sharp
+from timm_models import CHECKPOINTS, PATCHED, create, sharp, write
 
 import latte_convert
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.data.samples import Sample, open_samples
 from latte_convert.errors import CheckpointError, DataError, IntegrityError, RecipeError
 from latte_convert.recipe import Recipe
-
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "vit": ("vit_tiny_patch16_224", PATCHED | {"qk_norm": True}),
-    "registers": ("vit_small_patch14_reg4_dinov2", PATCHED),
-    "eva02": ("eva02_tiny_patch14_224", PATCHED),
-    "rope": ("vit_small_patch16_rope_mixed_224", PATCHED),
-}
-
-
-def write(path: Path, name: str = "vit", dtype: torch.dtype = torch.float32) -> Path:
-    """A random checkpoint, written by timm."""
-    architecture, arguments = FAMILIES[name]
-    model = sharp(create(architecture, **arguments)).to(dtype)
-    data = {"input_size": (3, 56, 56), "mean": (0.4, 0.5, 0.6), "crop_pct": 0.9}
-    save_for_hf(model, str(path), safe_serialization=True, data_config=data)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +71,7 @@ def test_grey_models_get_grey_images(tmp_path: Path) -> None:
     torch.testing.assert_close(pixels.mean(), torch.tensor((76 / 255 - 0.5) / 0.5), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", CHECKPOINTS)
 def test_round_trip(name: str, photos: Path, tmp_path: Path) -> None:
     source = write(tmp_path / "source", name)
     result = latte_convert.convert(source, photos, recipe=Recipe(samples=6, k=1))
@@ -279,7 +263,7 @@ def test_another_resolution(
     assert all(torch.equal(before[key], other[key]) for key in before for other in (hybrid, restored))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", CHECKPOINTS)
 @pytest.mark.parametrize("option", [{"img_size": 112}, {"dynamic_img_size": True}], ids=["at load", "in forward"])
 def test_another_resolution_is_as_timm_has_it(name: str, option: dict[str, Any], photos: Path, tmp_path: Path) -> None:
     checkpoint = resolve(write(tmp_path / "source", name))
