@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
