@@ -37,7 +37,7 @@ def test_bars_are_for_terminals(monkeypatch: pytest.MonkeyPatch, stream: io.Stri
 def test_a_report_in_a_few_lines() -> None:
     assert summarise(make_report(cosine=0.99)).splitlines() == [
         "Dinov2Model: 8 of 12 attention sites converted",
-        "  fidelity  0.9900 cosine of last_hidden_state on 8 held-out samples",
+        "  fidelity  0.9900 mean cosine of last_hidden_state on 8 held-out samples",
         "  FLOPs     45.0 % of those of exact attention",
         "  speed     1.11x (41.2 → 36.9 ms a held-out sample, 785 tokens, cpu, 2 threads)",
         "  verdict   Worth it if your task holds: 1.12 times faster, outputs very close.",

@@ -39,10 +39,9 @@ def inspect(directory: options.Directory, json: options.Json = False) -> None:
     console.result(f"min_tokens   {manifest.min_tokens}")
     console.result(f"calibration  {manifest.calibration.used} samples, {manifest.calibration.held_out} held out")
     if report is not None and report.fidelity is not None:
-        primary = report.fidelity.primary
-        cosine = report.fidelity.outputs[primary].cosine
-        shown = rounded_down(cosine)
-        console.result(f"fidelity     {shown} cosine of {primary} on {report.fidelity.samples} held-out samples")
+        primary, least = report.fidelity.primary, report.fidelity.least
+        shown = f"{rounded_down(least.alike)} {least.measure}"
+        console.result(f"fidelity     {shown} of {primary} on {report.fidelity.samples} held-out samples")
     console.result(f"converted    {len(manifest.sites)} sites")
     for site in manifest.sites:
         values = ", ".join(f"{name} {text}" for name, text in parameters[site.name].items())

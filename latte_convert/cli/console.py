@@ -252,6 +252,8 @@ def fidelity_table(report: Report) -> None:
     rows = [
         (
             name + (" *" if name == report.fidelity.primary else ""),
+            rounded_down(a.alike),
+            f"{rounded_down(a.interval[0])} to {rounded_down(a.interval[1])}" if a.interval else "-",
             rounded_down(a.cosine),
             f"{a.relative_error:.3f}" if a.relative_error is not None else "-",
         )
@@ -259,9 +261,9 @@ def fidelity_table(report: Report) -> None:
     ]
     table(
         f"Fidelity on {report.fidelity.samples} held-out samples ({len(report.converted)} sites converted)",
-        ("output", "cosine", "relative error"),
+        ("output", "likeness", "95% interval", "cosine", "relative error"),
         rows,
-        right=(1, 2),
+        right=(1, 2, 3, 4),
     )
     cost = report.cost
     if cost.flops.original:

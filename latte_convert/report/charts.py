@@ -204,7 +204,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 def comparison_chart(reports: Mapping[str, Report]) -> Chart | None:
     """Held-out cosine of artifacts against their cost."""
     placed = [
-        (name, share, report.fidelity.outputs[report.fidelity.primary].cosine)
+        (name, share, report.fidelity.least.cosine)
         for name, report in reports.items()
         if report.fidelity and (share := flops_share(report)) is not None
     ]

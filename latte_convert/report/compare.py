@@ -129,6 +129,8 @@ def _read(report: Report) -> Iterator[tuple[str, float]]:
     if report.fidelity:
         for name, output in report.fidelity.outputs.items():
             yield f"fidelity.{name}.cosine", output.cosine
+            if output.agreed is not None:
+                yield f"fidelity.{name}.likeness", output.alike
     share = flops_share(report)
     if share is not None:
         yield _FLOPS, share

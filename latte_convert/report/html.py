@@ -71,7 +71,7 @@ def render_html(report: Report) -> str:
         several_kernels="," in kernel_counts(report),
         worth=worth,
         levels=LEVELS,
-        level=level_of(worth.cosine) if worth else None,
+        level=level_of(worth.likeness) if worth else None,
         worse=_worse_output(report),
         few_samples=FEW_SAMPLES,
         below_min_tokens=_below_min_tokens(report),
@@ -80,7 +80,7 @@ def render_html(report: Report) -> str:
         blocks=blocks(report),
         chart=block_chart(blocks(report)),
         plans=weighed,
-        held_out=worth.cosine if worth else None,
+        held_out=report.fidelity.least.cosine if report.fidelity else None,
         frontier=frontier_chart(weighed),
         curves=bench_charts(report.bench),
         settings=settings(report),
@@ -91,7 +91,7 @@ def plans(report: Report) -> list[FrontierPoint]:
     """The plans that were weighed; the chosen one with its held-out cosine, the only one that is the hybrid's."""
     if report.fidelity is None:
         return report.frontier or []
-    measured = {"cosine": report.fidelity.outputs[report.fidelity.primary].cosine}
+    measured = {"cosine": report.fidelity.least.cosine}
     return [plan.model_copy(update=measured) if plan.chosen else plan for plan in report.frontier or ()]
 
 
@@ -156,9 +156,8 @@ def _worse_output(report: Report) -> str | None:
     if report.fidelity is None:
         return None
     outputs = report.fidelity.outputs
-    worst = min(outputs, key=lambda name: outputs[name].cosine)
-    primary = level_of(outputs[report.fidelity.primary].cosine)
-    return worst if level_of(outputs[worst].cosine).floor < primary.floor else None
+    worst = min(outputs, key=lambda name: outputs[name].alike)
+    return worst if level_of(outputs[worst].alike).floor < level_of(report.fidelity.least.alike).floor else None
 
 
 def _below_min_tokens(report: Report) -> int:

@@ -36,14 +36,31 @@ class AgreementReport(_Model):
         None, description="95% bootstrap interval of the likeness over the samples; null for fewer than two."
     )
 
+    @property
+    def alike(self) -> float:
+        """The likeness; the cosine where an older version wrote the report."""
+        return self.cosine if self.likeness is None else self.likeness
+
+    @property
+    def measure(self) -> str:
+        """What the likeness is, in words."""
+        if self.agreed is None or self.alike > self.agreed:
+            return "mean cosine"
+        return "mean overlap of boxes" if self.distance is not None else "mean probability of the same classes"
+
 
 class FidelityReport(_Model):
     """Measured on held-out samples, which fits and scores never see."""
 
     samples: int = Field(description="Number of held-out samples.")
-    primary: str = Field(description="The output that gates such as min_fidelity look at.")
+    primary: str = Field(description="The final output that is least alike: gates such as min_fidelity look at it.")
     outputs: dict[str, AgreementReport] = Field(description="Every output of the model, by name.")
     blocks: dict[str, AgreementReport] = Field(description="Output of every block that holds a site.")
+
+    @property
+    def least(self) -> AgreementReport:
+        """The agreement of the primary output: the fidelity of the hybrid."""
+        return self.outputs[self.primary]
 
 
 class ScoreReport(_Model):

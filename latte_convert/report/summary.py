@@ -15,10 +15,9 @@ def summarise(report: Report) -> str:
     made = "converted" if worth else "would be converted"
     lines = [f"{report.source.model_class}: {len(report.converted)} of {len(report.sites)} attention sites {made}"]
     if worth and fidelity:
-        lines.append(
-            f"  fidelity  {rounded_down(worth.cosine)} cosine of {fidelity.primary} on {fidelity.samples} held-out "
-            f"sample{'' if fidelity.samples == 1 else 's'}"
-        )
+        plural = "" if fidelity.samples == 1 else "s"
+        measured = f"{rounded_down(worth.likeness)} {fidelity.least.measure} of {fidelity.primary}"
+        lines.append(f"  fidelity  {measured} on {fidelity.samples} held-out sample{plural}")
         share = flops_share(report)
         if share is not None:
             lines.append(f"  FLOPs     {text.percent(share)} of those of exact attention")

@@ -17,13 +17,16 @@ SAME_SPEED = 0.03
 SAME_LENGTH = 0.1
 """A length of ``latte bench`` is the user's size where the held-out samples differ from it by no more than this."""
 
+MOST = 0.99
+"""A share of the time above which a measurement is not believed: something else than attention takes time, too."""
+
 ENOUGH = 0.95
 """Retention of a task metric from which on the page calls the task kept."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """What a mean cosine is called; ``floor`` is the lowest one that still deserves it."""
+    """What a likeness is called; ``floor`` is the lowest one that still deserves it."""
 
     floor: float
     span: str
@@ -36,12 +39,12 @@ LEVELS = (
     Level(0.85, "0.85 to 0.95", "noticeably different"),
     Level(-math.inf, "below 0.85", "far from the original"),
 )
-"""Best first. Rules of thumb for reading a cosine, not a promise about any task."""
+"""Best first. Rules of thumb for reading a likeness, not a promise about any task."""
 
 
-def level_of(cosine: float) -> Level:
-    """The first level whose floor ``cosine`` reaches."""
-    return next(level for level in LEVELS if cosine >= level.floor)
+def level_of(likeness: float) -> Level:
+    """The first level whose floor ``likeness`` reaches."""
+    return next(level for level in LEVELS if likeness >= level.floor)
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Worth:
         speed_detail: The times behind it, and where they were taken.
         memory: Peak memory of a forward pass over the original's.
         memory_detail: The sizes behind it.
-        cosine: Held-out cosine of the primary output.
+        likeness: Held-out likeness of the primary output.
         verdict: Whether converting pays, in a sentence.
         limit: What keeps the hybrid from being faster.
         step: What to do next, and why.
@@ -64,7 +67,7 @@ class Worth:
     speed_detail: str
     memory: float | None
     memory_detail: str
-    cosine: float
+    likeness: float
     verdict: str
     limit: str | None
     step: str
@@ -83,15 +86,15 @@ def worth_of(report: Report, directory: str = ".") -> Worth | None:
     length = _bench_length(report)
     speedup, speed_detail = _speed(report, length)
     memory, memory_detail = _memory(length)
-    cosine = report.fidelity.outputs[report.fidelity.primary].cosine
+    likeness = report.fidelity.least.alike
     step, command = next_step(report, directory)
     return Worth(
         speedup=speedup,
         speed_detail=speed_detail,
         memory=memory,
         memory_detail=memory_detail,
-        cosine=cosine,
-        verdict=_verdict(report, speedup, memory, cosine),
+        likeness=likeness,
+        verdict=_verdict(report, speedup, memory, likeness),
         limit=_limit(length, report),
         step=step,
         command=command,
@@ -144,11 +147,11 @@ def _memory(length: LengthResult | None) -> tuple[float | None, str]:
     return after / before, f"of the original's: {text.size(before)} → {text.size(after)} at the peak of a forward pass"
 
 
-def _verdict(report: Report, speedup: float | None, memory: float | None, cosine: float) -> str:
+def _verdict(report: Report, speedup: float | None, memory: float | None, likeness: float) -> str:
     """Whether converting pays at this size."""
     if not report.converted:
         return "No site was converted: this hybrid is the original."
-    closeness = level_of(cosine).label
+    closeness = level_of(likeness).label
     if speedup is None:
         return f"Its outputs are {closeness}; whether it is faster was not measured."
     if speedup <= 1 + SAME_SPEED:
@@ -161,7 +164,7 @@ def _verdict(report: Report, speedup: float | None, memory: float | None, cosine
         if kept >= ENOUGH:
             return f"Worth it: {pace}, and the task keeps {text.percent(kept)} of its metric."
         return f"Not worth it: {pace}, but the task keeps only {text.percent(kept)} of its metric."
-    if cosine >= LEVELS[1].floor:
+    if likeness >= LEVELS[1].floor:
         return f"Worth it if your task holds: {pace}, outputs {closeness}."
     return f"Doubtful: {pace}, but the outputs are {closeness}."
 
@@ -176,19 +179,29 @@ def _crossover(report: Report) -> str:
 
 
 def _limit(length: LengthResult | None, report: Report) -> str | None:
-    """Amdahl's law, where ``latte bench`` timed the attention alone."""
-    if not report.converted or length is None:
+    """Amdahl's law: by ``latte bench``, which times the converted attention, or by the held-out samples without any."""
+    if not report.converted:
         return None
-    original = length.variant("original")
-    if original is None or original.forward is None or original.attention is None:
+    original = length.variant("original") if length else None
+    if original and original.forward and original.attention:
+        what, share = "The converted attention", original.attention.median_ms / original.forward.median_ms
+    elif times := _without_attention(report):
+        what, share = "All attention", 1 - times[0] / times[1]
+    else:
         return None
-    share = min(original.attention.median_ms / original.forward.median_ms, 1.0)
-    if share > 0.99:
+    if not 0 < share < MOST:
         return None
     return (
-        f"The converted attention is {text.percent(share)} of the original's time at this size: were it free, the "
-        f"model would be {1 / (1 - share):.2f} times as fast."
+        f"{what} takes {text.percent(share)} of the original's time at this size: were it free, the model would be "
+        f"{1 / (1 - share):.2f} times as fast."
     )
+
+
+def _without_attention(report: Report) -> tuple[float, float] | None:
+    """Time of a held-out sample with attention left out, and with it."""
+    times = report.cost.forward_ms if report.cost else {}
+    free, whole = times.get("without_attention"), times.get("original")
+    return (free, whole) if free and whole else None
 
 
 def retained(report: Report) -> float | None:
@@ -205,13 +218,12 @@ def next_step(report: Report, directory: str = ".") -> tuple[str, str]:
         directory: Its directory, as the command shall name it.
     """
     place = shlex.quote(directory)
-    kept, cosine = retained(report), 1.0
-    if report.fidelity:
-        cosine = report.fidelity.outputs[report.fidelity.primary].cosine
+    kept = retained(report)
+    likeness = report.fidelity.least.alike if report.fidelity else 1.0
     speedup, _ = _speed(report, _bench_length(report))
     if not report.converted:
         return "Convert more sites:", _convert(report, 0.5)
-    if (kept is not None and kept < ENOUGH) or (kept is None and cosine < LEVELS[2].floor):
+    if (kept is not None and kept < ENOUGH) or (kept is None and likeness < LEVELS[2].floor):
         return "Convert fewer sites:", _convert(report, len(report.converted) / _eligible(report) / 2)
     if report.bench is None and speedup is not None and speedup <= 1 + SAME_SPEED:
         return "Find the length from which it pays:", f"latte bench {place} --save"

@@ -267,7 +267,7 @@ class TestContent:
         outputs = {**report.fidelity.outputs, "logits": logits}
         words = Page(render_html(with_fidelity(report, outputs=outputs))).words
         assert "Same top-1" in words
-        assert "logits 0.9900 0.100 87.5 %" in words
+        assert f"logits mean cosine 0.9900 {DASH} not measured 0.9900 0.100 87.5 %" in words
         assert f"{DASH} not logits" in words
 
     def test_cost_calibration_and_provenance(self) -> None:
@@ -291,6 +291,19 @@ class TestContent:
             "mind the gap",
         ):
             assert text in words
+
+    def test_the_likeness_that_fits_an_output_and_its_interval(self) -> None:
+        """Boxes are as alike as they overlap, however near 1 their cosine is."""
+        report = make_report()
+        assert report.fidelity is not None
+        boxes = AgreementReport(
+            cosine=0.9996, relative_error=0.02, agreed=0.8731, distance=0.04, likeness=0.8731, interval=(0.841, 0.9012)
+        )
+        outputs = {**report.fidelity.outputs, "pred_boxes": boxes}
+        words = Page(render_html(with_fidelity(report, outputs=outputs, primary="pred_boxes"))).words
+        assert "Fidelity 0.8731 noticeably different: mean overlap of boxes of pred_boxes" in words
+        assert "95 % interval 0.8410 to 0.9012" in words
+        assert "mean overlap of boxes, L1 distance 0.0400 0.8731 0.8410 to 0.9012 0.9996 0.0200" in words
 
     def test_values_per_head_are_a_range(self) -> None:
         row = site("a", 0.1, converted=True).model_copy(

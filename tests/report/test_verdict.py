@@ -76,9 +76,18 @@ class TestSize:
     def test_amdahl(self) -> None:
         # Attention is 12.3245 of 52.3245 ms: without it 40 ms are left.
         limit = worth(bench=make_bench()).limit
-        assert limit.startswith("The converted attention is 23.6 % of the original's time")
+        assert limit.startswith("The converted attention takes 23.6 % of the original's time")
         assert "1.31 times as fast" in limit
         assert worth().limit is None
+
+    def test_amdahl_on_held_out_samples(self) -> None:
+        """41.2 ms with attention, 30.9 ms without: a quarter of the time, so at most 4/3 times as fast."""
+        report = make_report()
+        assert report.cost is not None
+        times = {**report.cost.forward_ms, "without_attention": 30.9}
+        found = worth(cost=report.cost.model_copy(update={"forward_ms": times}))
+        assert found.limit.startswith("All attention takes 25.0 % of the original's time")
+        assert "1.33 times as fast" in found.limit
 
     def test_a_bench_at_other_lengths_only_does_not_count(self) -> None:
         bench = make_bench()
