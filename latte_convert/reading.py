@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import stat
 from pathlib import Path
@@ -59,6 +60,15 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         raise
     except OSError as error:
         raise Unreadable(str(error.strerror or error)) from error
+
+
+def sha256_file(path: Path) -> str:
+    """Hex SHA-256 of a file of any size, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def parse_json(raw: bytes | str, *, lenient: bool = False) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ class Task:
         samples: The sample sets behind the inputs; empty for ready batches.
         processors: What prepared each of them.
         unexpected_keys: Tensors of the checkpoint that the model has no place for.
+        snapshot: SHA-256 of every file of the checkpoint when it was opened.
     """
 
     host: Host
@@ -57,6 +58,12 @@ class Task:
     samples: tuple[SampleSet, ...] = ()
     processors: tuple[Processor, ...] = ()
     unexpected_keys: tuple[str, ...] = ()
+    snapshot: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def weights_sha256(self) -> dict[str, str]:
+        """SHA-256 of each weight file when it was opened; empty for a model that was given in memory."""
+        return {path.name: self.snapshot[path.name] for path in self.source.weights} if self.source else {}
 
     @property
     def protected(self) -> list[Path]:
@@ -89,10 +96,12 @@ def open_task(
     if not places:
         raise DataError("ready batches go with a loaded model; give a folder or file of samples for a checkpoint.")
     from latte_convert.checkpoints.resolve import resolve
+    from latte_convert.checkpoints.snapshot import take_snapshot
     from latte_convert.environment import choose_device
 
     device = choose_device(device)
     source = resolve(model, revision=revision, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    snapshot = take_snapshot(source)
     opened = _open_all(source, places, recipe)
     loaded, unexpected = source.instantiate(source.original_tensors(), recipe.resolution)
     host = Host.of(loaded.to(device))
@@ -115,6 +124,7 @@ def open_task(
         samples=tuple(samples for samples, _ in opened),
         processors=tuple(processor for _, processor in opened),
         unexpected_keys=tuple(unexpected),
+        snapshot=snapshot,
     )
 
 

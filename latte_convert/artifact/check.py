@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from latte_convert.artifact.files import sha256_file, visible
+from latte_convert.artifact.files import visible
 from latte_convert.artifact.locks import locked, recover
 from latte_convert.artifact.manifest import Manifest, read_manifest
 from latte_convert.artifact.probe import probe_difference
@@ -17,6 +17,7 @@ from latte_convert.checkpoints.base import Checkpoint
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import CheckpointError, IntegrityError
 from latte_convert.names import MANIFEST
+from latte_convert.reading import sha256_file
 from latte_convert.wording import some
 
 TOLERANCE = {"float32": 1e-3, "float64": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -16,15 +15,6 @@ from latte_convert import compat
 from latte_convert.artifact.locks import aside_of, claim, folder_of, recover
 from latte_convert.errors import OutputError
 from latte_convert.names import MANIFEST
-
-
-def sha256_file(path: Path) -> str:
-    """Hex SHA-256 of a file, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def visible(directory: Path) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +31,12 @@ class Record:
         manifest: As it will be written, without files and hashes: those are known when it is.
         source: The checkpoint that the model was read from, an artifact's own included; None for a model that was
             given in memory.
+        snapshot: SHA-256 of every file of a source that was converted, as it was opened.
     """
 
     manifest: Manifest
     source: Checkpoint | None = None
+    snapshot: Mapping[str, str] = field(default_factory=dict)
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Record:
         return self
@@ -64,7 +67,7 @@ def record_conversion(task: Task, plan: Plan) -> None:
             revision=source.revision if source else None,
             library=task.host.adapter.name,
             model_class=type(model).__name__,
-            sha256={},
+            sha256=task.weights_sha256,
             tensors_sha256="",
             unexpected_keys=list(task.unexpected_keys),
         ),
@@ -91,7 +94,7 @@ def record_conversion(task: Task, plan: Plan) -> None:
         probe=record_probe(model, task.holdout),
         files={},
     )
-    model.__dict__[RECORD] = Record(manifest, source)
+    model.__dict__[RECORD] = Record(manifest, source, task.snapshot)
 
 
 def record_loading(model: nn.Module, manifest: Manifest, source: Checkpoint, applied: Applied) -> None:

@@ -12,11 +12,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from latte_convert.artifact.files import flush, sha256_file, why, write_json
+from latte_convert.artifact.files import flush, why, write_json
 from latte_convert.artifact.locks import abandoned, claim, locked, recover
 from latte_convert.artifact.manifest import Manifest, read_manifest
 from latte_convert.errors import IntegrityError, OutputError
 from latte_convert.names import MANIFEST
+from latte_convert.reading import sha256_file
 
 Fill = Callable[[Path], object]
 """Writes the content of a file to the path that it is given."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from latte_convert.artifact.check import check_probe
-from latte_convert.artifact.files import atomic_directory, check_target, sha256_file, visible, write_json
+from latte_convert.artifact.files import atomic_directory, check_target, visible, write_json
 from latte_convert.artifact.load import open_artifact
 from latte_convert.artifact.manifest import Manifest
 from latte_convert.artifact.probe import renewed_probe
@@ -27,9 +27,11 @@ from latte_convert.artifact.tensors import digest, same_bytes, write_tensors
 from latte_convert.checkpoints.base import Checkpoint
 from latte_convert.checkpoints.rebuild import can_write, check_rebuildable, own_tensors, write_model
 from latte_convert.checkpoints.resolve import resolve
+from latte_convert.checkpoints.snapshot import check_unchanged
 from latte_convert.environment import library_versions, tool_version
 from latte_convert.errors import CheckpointError, IntegrityError
 from latte_convert.names import MANIFEST, is_ours
+from latte_convert.reading import sha256_file
 from latte_convert.wording import some
 
 Describe = Callable[[Path, str], None]
@@ -47,7 +49,8 @@ def save(model: nn.Module, out: str | Path, *, overwrite: bool = False) -> Path:
         ``out``.
 
     Raises:
-        CheckpointError: ``model`` is no hybrid, or cannot be built again from a directory.
+        CheckpointError: ``model`` is no hybrid, or cannot be built again from a directory; or the checkpoint that it
+            was converted from has changed since.
         OutputError: ``out`` exists and ``overwrite`` is off, or it cannot be written.
     """
     return save_artifact(model, Path(out), overwrite=overwrite)
@@ -125,6 +128,8 @@ def _write(hybrid: nn.Module, record: Record, directory: Path) -> Manifest:
         for content in _contents(hybrid, record, Path(scratch)):
             manifest = _fill(directory, content, hybrid, record.manifest.model_copy(update={"probe": probe}), record)
             changed = _unlike(hybrid, directory, manifest, record)
+            if record.at_hand is not None and record.snapshot:
+                check_unchanged(record.at_hand, record.snapshot)
             if not changed:
                 return manifest
             for path in directory.iterdir():
@@ -162,13 +167,11 @@ def _fill(directory: Path, content: _Content, hybrid: nn.Module, draft: Manifest
     """Write one content and the manifest that goes with it."""
     names = [name for folder, name in content.files for name in copy_files(folder, [name], directory)]
     names += write_tensors({**content.tensors, **kernel_tensors(hybrid)}, directory, content.stem)
-    source = record.at_hand
-    hashes = draft.source.sha256 or ({path.name: sha256_file(path) for path in source.weights} if source else {})
     manifest = draft.model_copy(
         update={
             "tool_version": tool_version(),
             "library_versions": library_versions(),
-            "source": draft.source.model_copy(update={"sha256": hashes, "tensors_sha256": digest(content.tensors)}),
+            "source": draft.source.model_copy(update={"tensors_sha256": digest(content.tensors)}),
             "weights": content.weights,
             "files": {name: sha256_file(directory / name) for name in sorted(names)},
             "results": {},

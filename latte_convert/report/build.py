@@ -159,15 +159,13 @@ def _finite(value: float | None) -> float | None:
 
 
 def _source(task: Task) -> SourceReport:
-    from latte_convert.artifact.files import sha256_file
-
     source = task.source
     return SourceReport(
         id=source.id if source else "in memory",
         revision=source.revision if source else None,
         library=task.host.adapter.name,
         model_class=type(task.host.model).__name__,
-        sha256={path.name: sha256_file(path) for path in source.weights} if source else {},
+        sha256=task.weights_sha256,
     )
 
 

@@ -199,7 +199,7 @@ def test_nothing_that_is_needed_is_ever_replaced(artifact, tiny_dino, photos, tm
     count = len(list(photos.iterdir()))
     model = shutil.copytree(tiny_dino, tmp_path / "home" / "model")
     shutil.copy(artifact / "latte.json", tmp_path / "home")  # as if home were an artifact
-    result = latte_convert.convert(model, photos, recipe=Recipe(samples=4))
+    result = latte_convert.convert(model, photos, recipe=Recipe(kernel="latte", samples=4))
     for out in (model, photos, tmp_path / "home", tmp_path / "home" / "x" / ".." / "model"):
         with pytest.raises(OutputError, match="would be lost"):
             result.save(out, overwrite=True)

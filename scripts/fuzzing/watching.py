@@ -1,0 +1,210 @@
+"""Run a command in a fork of this process, or as a process of its own, under limits, and see what it does.
+
+A fork needs no second import of PyTorch, which makes two thousand runs affordable. Its audit hook sees every socket,
+every program that is started, and every file that is written; what it sees is told through a pipe.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import resource
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MEMORY = 3 << 30
+"""Bytes that a command may take on top of what its libraries map."""
+SECONDS = 60
+"""CPU seconds until a command counts as hanging; on a busy machine wall time says little."""
+ROOT = Path(__file__).resolve().parents[2]
+
+_PROGRAMS = ("os.exec", "os.posix_spawn", "os.spawn", "os.startfile", "os.system", "pty.spawn", "subprocess.Popen")
+_CHANGES = ("os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command to watch.
+
+    Attributes:
+        arguments: Behind ``latte``.
+        codes: Exit codes that are right.
+        absent: What must not be there afterwards, unless the command succeeds.
+        kill: A signal and the seconds after which it is sent.
+        real: As a process of its own, started as a user does.
+        file_bytes: Largest file it may write: the disk is full there.
+    """
+
+    arguments: tuple[str, ...]
+    codes: tuple[int, ...] = (0, 3, 4, 5)
+    absent: Path | None = None
+    kill: tuple[signal.Signals, float] | None = None
+    real: bool = False
+    file_bytes: int | None = None
+
+
+@dataclass
+class Outcome:
+    """What a command did.
+
+    Attributes:
+        code: Its exit code; negative for a signal.
+        stdout: What it printed.
+        stderr: What it said.
+        seen: Sockets, programs and changes outside its own folder.
+        hung: Whether it ran out of time.
+        killed: Whether the signal was sent before it ended.
+    """
+
+    code: int
+    stdout: str
+    stderr: str
+    seen: list[str]
+    hung: bool = False
+    killed: bool = False
+
+
+@dataclass
+class Watched:
+    """A command that runs: its process, and the files that hold what it says."""
+
+    run: Run
+    place: Path
+    pid: int
+    started: float = field(default_factory=time.monotonic)
+    killed: bool = False
+    hung: bool = False
+
+    def poll(self) -> Outcome | None:
+        """What it did, once it has ended; sends the signals that are due."""
+        ended, status, usage = os.wait4(self.pid, os.WNOHANG)
+        passed = time.monotonic() - self.started
+        if not ended:
+            if self.run.kill and not self.killed and passed >= self.run.kill[1]:
+                os.kill(self.pid, self.run.kill[0])
+                self.killed = True
+            if passed > 10 * SECONDS:
+                os.kill(self.pid, signal.SIGKILL)
+                self.hung = True
+            return None
+        code = os.waitstatus_to_exitcode(status)
+        said = [(self.place / name).read_text(errors="replace") for name in ("stdout", "stderr", "seen")]
+        hung = self.hung or code == -signal.SIGXCPU or usage.ru_utime + usage.ru_stime > SECONDS
+        return Outcome(code, said[0], said[1], sorted(set(said[2].splitlines())), hung, self.killed)
+
+
+def start(run: Run, place: Path) -> Watched:
+    """Start a command in the folder ``work`` of ``place``."""
+    (place / "tmp").mkdir(exist_ok=True)
+    for name in ("stdout", "stderr", "seen"):
+        (place / name).write_text("")
+    if run.real:
+        return Watched(run, place, _process(run, place))
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        try:
+            code = _child(run, place)
+        finally:
+            os._exit(code)
+    return Watched(run, place, pid)
+
+
+def _process(run: Run, place: Path) -> int:
+    """The command as a user starts it; the hook is put in front of it."""
+    code = "import sys; from fuzzing.watching import attend; attend(sys.argv[1], sys.argv[2:])"
+    with (place / "stdout").open("w") as out, (place / "stderr").open("w") as err:
+        process = subprocess.Popen(  # waited for by its number
+            [sys.executable, "-c", code, str(place), *run.arguments],
+            cwd=place / "work",
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "scripts"))),
+                "TMPDIR": str(place / "tmp"),
+            },
+            preexec_fn=lambda: _limit(run, 24 << 30),
+        )
+    process.returncode = 0
+    return process.pid
+
+
+def attend(place: str, arguments: list[str]) -> None:
+    """Run the command line in this process, seen by the hook."""
+    _hook(Path(place))
+    sys.argv = ["latte", *arguments]
+    runpy.run_module("latte_convert", run_name="__main__")
+
+
+def _child(run: Run, place: Path) -> int:
+    """In the fork: the command, and what Python does at its end."""
+    os.chdir(place / "work")
+    os.environ["TMPDIR"] = str(place / "tmp")
+    tempfile.tempdir = None
+    for number, name, flags in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, place / "stdout", os.O_WRONLY),
+        (2, place / "stderr", os.O_WRONLY),
+    ):
+        os.dup2(os.open(name, flags), number)
+    sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1)  # noqa: SIM115
+    _limit(run, _mapped() + MEMORY)
+    try:
+        attend(str(place), list(run.arguments))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+    return 0
+
+
+def _mapped() -> int:
+    """Bytes of address space that this process has."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
+
+
+def _limit(run: Run, memory: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if run.file_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (run.file_bytes, run.file_bytes))
+
+
+def _hook(place: Path) -> None:
+    """Tell of every socket, every program that is started, and every change outside the folder."""
+    told = os.open(place / "seen", os.O_WRONLY | os.O_APPEND)
+    inside = (str(place.resolve()), os.devnull, "/dev/shm", "/proc/self")  # noqa: S108 (shared memory of libraries)
+
+    def tell(event: str, detail: object) -> None:
+        os.write(told, f"{event} {detail!r:.200}".replace("\n", " ").encode("utf-8", "backslashreplace") + b"\n")
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event in ("socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"):
+            tell(event, arguments[1:])
+        elif event in _PROGRAMS:
+            tell(event, arguments[:2])
+        elif event in _CHANGES or (event == "open" and _writes(arguments)):
+            for path in arguments[:2] if event in ("os.rename", "os.link") else arguments[:1]:
+                if isinstance(path, str | bytes | os.PathLike):
+                    whole = os.path.abspath(os.fsdecode(path))
+                    if not whole.startswith(inside) and "__pycache__" not in whole:
+                        tell(event, whole)
+
+    sys.addaudithook(hook)
+
+
+def _writes(arguments: tuple[object, ...]) -> bool:
+    flags = arguments[2] if len(arguments) > 2 else 0
+    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC))
