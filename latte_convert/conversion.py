@@ -85,6 +85,7 @@ def convert(
     revision: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
+    model_factory: str | None = None,
     progress: Progress | bool = True,
 ) -> Result:
     """Convert a model into a hybrid, without training.
@@ -99,6 +100,8 @@ def convert(
         revision: Branch, tag or commit of a Hub model.
         allow_pickle: Accept a checkpoint without safetensors.
         trust_remote_code: Run Python code that comes with a checkpoint.
+        model_factory: ``package.module:function``, which builds a loaded model that no library builds from a
+            configuration; ``load`` can call it. Without it, ``load`` wants such a model from its caller.
         progress: True shows bars; False shows nothing; a function is told of every stage and step.
 
     Returns:
@@ -121,6 +124,7 @@ def convert(
             revision=revision,
             allow_pickle=allow_pickle,
             trust_remote_code=trust_remote_code,
+            model_factory=model_factory,
         )
     fitted, scores = analyse(task, clock, progress)
     for margin in MARGINS if count(fitted.sites, task.recipe) is None else MARGINS[:1]:

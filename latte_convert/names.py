@@ -21,6 +21,11 @@ def is_ours(key: str) -> bool:
     return len(parts) >= 3 and parts[-2] == ATTRIBUTE
 
 
+def is_mark(key: str) -> bool:
+    """Whether a key of a state dict names the mark by which a kernel tells what it is; no artifact holds it."""
+    return is_ours(key) and key.endswith("._extra_state")
+
+
 REPORT, BENCH, EVALUATIONS = "report.json", "bench.json", "eval*.json"
 """What we measured, beside the checkpoint in an artifact: no part of it. ``latte eval --out DIR/eval-TASK.json`` writes
 the last."""

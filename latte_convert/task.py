@@ -14,9 +14,9 @@ from latte_convert.adapters.host import Host
 from latte_convert.adapters.sites import restrict
 from latte_convert.attention import AttentionSite
 from latte_convert.calibration.candidates import candidates
-from latte_convert.checkpoints.rebuild import check_rebuildable
+from latte_convert.checkpoints.rebuild import check_factory, is_rebuilt
 from latte_convert.data.feed import BatchFeed, Feed, JoinedFeed, SampleFeed
-from latte_convert.errors import CheckpointError, DataError, RecipeError, first_line
+from latte_convert.errors import CheckpointError, DataError, RecipeError, UsageError, first_line
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.measuring.outputs import named_outputs
 from latte_convert.recipe import Candidate, Recipe
@@ -46,6 +46,8 @@ class Task:
         processors: What prepared each of them.
         unexpected_keys: Tensors of the checkpoint that the model has no place for.
         snapshot: SHA-256 of every file of the checkpoint when it was opened.
+        factory: Import path of a function that builds the model, where the caller named one.
+        rebuilt: Whether the model's library builds it from a checkpoint or from the model's own configuration.
     """
 
     host: Host
@@ -59,6 +61,8 @@ class Task:
     processors: tuple[Processor, ...] = ()
     unexpected_keys: tuple[str, ...] = ()
     snapshot: Mapping[str, str] = field(default_factory=dict)
+    factory: str | None = None
+    rebuilt: bool = True
 
     @property
     def weights_sha256(self) -> dict[str, str]:
@@ -81,6 +85,7 @@ def open_task(
     revision: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
+    model_factory: str | None = None,
 ) -> Task:
     """Check everything that can be checked, samples first and weights last; ``convert`` explains the arguments.
 
@@ -92,7 +97,9 @@ def open_task(
     kernels = tuple(candidates(recipe))
     places = _sample_places(calib)
     if isinstance(model, nn.Module):
-        return _open_loaded(model, None if places else calib, recipe, kernels)
+        return _open_loaded(model, None if places else calib, recipe, kernels, model_factory)
+    if model_factory is not None:
+        raise UsageError("model_factory is for a loaded model; a checkpoint's own library builds it. Leave it out.")
     if not places:
         raise DataError("ready batches go with a loaded model; give a folder or file of samples for a checkpoint.")
     from latte_convert.checkpoints.resolve import resolve
@@ -158,7 +165,9 @@ def _sample_places(calib: Any) -> list[str | Path]:
     return []
 
 
-def _open_loaded(model: nn.Module, calib: Any, recipe: Recipe, kernels: tuple[Candidate, ...]) -> Task:
+def _open_loaded(
+    model: nn.Module, calib: Any, recipe: Recipe, kernels: tuple[Candidate, ...], factory: str | None
+) -> Task:
     if calib is None:
         raise DataError(
             "a loaded model has no preprocessing of its own: give an iterable of ready batches, "
@@ -171,7 +180,8 @@ def _open_loaded(model: nn.Module, calib: Any, recipe: Recipe, kernels: tuple[Ca
             f"this {type(model).__name__} is converted already: give the original, which 'latte restore' writes."
         )
     host = Host.of(model)
-    check_rebuildable(model)
+    if factory is not None:
+        check_factory(factory, model)
     batches = list(calib)
     if len(batches) < recipe.min_samples:
         raise DataError(f"{len(batches)} batches given, at least {recipe.min_samples} are needed.")
@@ -184,6 +194,8 @@ def _open_loaded(model: nn.Module, calib: Any, recipe: Recipe, kernels: tuple[Ca
         candidates=kernels,
         fitting=BatchFeed(batches[:-held]),
         holdout=BatchFeed(batches[-held:]),
+        factory=factory,
+        rebuilt=factory is None and is_rebuilt(model),
     )
 
 

@@ -14,6 +14,7 @@ from latte_convert.artifact.probe import probe_difference
 from latte_convert.artifact.results import settle
 from latte_convert.artifact.tensors import digest
 from latte_convert.checkpoints.base import Checkpoint
+from latte_convert.checkpoints.module import ModuleCheckpoint
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import CheckpointError, IntegrityError
 from latte_convert.names import MANIFEST
@@ -89,14 +90,24 @@ def check_files(path: Path) -> Manifest:
     return manifest
 
 
-def open_source(path: Path) -> Checkpoint:
+def open_source(
+    path: Path, manifest: Manifest, *, trust_remote_code: bool = False, module: nn.Module | None = None
+) -> Checkpoint:
     """The checkpoint inside an artifact.
+
+    Args:
+        path: The artifact.
+        manifest: Its manifest.
+        trust_remote_code: Whether Python code that comes with it may run.
+        module: What to fill, where no library builds it.
 
     Raises:
         IntegrityError: It cannot be used.
     """
     try:
-        return resolve(path)
+        if manifest.module is not None:
+            return ModuleCheckpoint(path, manifest.module.kind, module)
+        return resolve(path, trust_remote_code=trust_remote_code)
     except CheckpointError as error:
         raise IntegrityError(str(error)) from None
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from latte_convert.adapters.convert import Applied
+from latte_convert.adapters.convert import Applied, is_hybrid
 from latte_convert.adapters.host import Host
-from latte_convert.artifact.check import artifact_directory, check_files, check_probe, original_tensors
+from latte_convert.artifact.check import artifact_directory, check_files, check_probe, open_source, original_tensors
 from latte_convert.artifact.manifest import Manifest, SiteRecord, read_manifest
 from latte_convert.artifact.record import record_loading
-from latte_convert.checkpoints.resolve import resolve
-from latte_convert.errors import CheckpointError, IntegrityError, LatteError, first_line, nearest
+from latte_convert.checkpoints.module import build_module
+from latte_convert.errors import CheckpointError, IntegrityError, LatteError, UsageError, first_line, nearest
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.names import is_ours
@@ -57,14 +57,23 @@ class Artifact:
 
 
 def load(
-    directory: str | Path, *, device: str = "cpu", trust_remote_code: bool = False, verify: bool = False
+    directory: str | Path,
+    *,
+    model: nn.Module | None = None,
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    allow_import: bool = False,
+    verify: bool = False,
 ) -> nn.Module:
     """Load a hybrid.
 
     Args:
         directory: An artifact.
+        model: For an artifact of a module that no library builds from a configuration: an original of the same class
+            and shapes, which is filled and converted in place.
         device: Where to put the model.
         trust_remote_code: Run Python code that came with the source checkpoint.
+        allow_import: Import and call the function that the artifact names as the builder of such a module.
         verify: Check first what ``latte_convert.verify`` checks.
 
     Returns:
@@ -73,12 +82,14 @@ def load(
     Raises:
         IntegrityError: A tensor is missing, unknown, or of another shape than the manifest says; or the original in
             the artifact cannot be loaded.
-        CheckpointError: There is no such directory.
+        CheckpointError: There is no such directory; or the module it is of was not given, or has other tensors.
     """
     path = artifact_directory(directory)
     if verify:
         check_files(path)
-    artifact = open_artifact(path, device=device, trust_remote_code=trust_remote_code)
+    artifact = open_artifact(
+        path, model=model, device=device, trust_remote_code=trust_remote_code, allow_import=allow_import
+    )
     if verify:
         original_tensors(artifact.source, artifact.manifest)
     artifact.convert()
@@ -87,27 +98,40 @@ def load(
     return artifact.model
 
 
-def open_artifact(directory: str | Path, *, device: str = "cpu", trust_remote_code: bool = False) -> Artifact:
+def open_artifact(
+    directory: str | Path,
+    *,
+    model: nn.Module | None = None,
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    allow_import: bool = False,
+) -> Artifact:
     """Read an artifact without converting its model, to run original and hybrid beside each other.
 
     Args and errors are those of ``load``.
     """
     path = artifact_directory(directory)
     manifest = read_manifest(path)
+    module = _module(path, manifest, model, allow_import)
+    source = open_source(path, manifest, trust_remote_code=trust_remote_code, module=module)
     try:
-        source = resolve(path, trust_remote_code=trust_remote_code)
         tensors = source.read_tensors()
-        ours = {key: tensor for key, tensor in tensors.items() if is_ours(key)}
-        kernels = build_kernels(manifest, ours)
-        if source.model_class != manifest.source.model_class:
+    except CheckpointError as error:
+        raise IntegrityError(str(error)) from None
+    ours = {key: tensor for key, tensor in tensors.items() if is_ours(key)}
+    originals = {key: tensor for key, tensor in tensors.items() if key not in ours}
+    kernels = build_kernels(manifest, ours)
+    try:
+        if module is None and source.model_class != manifest.source.model_class:
             raise IntegrityError(
                 f"{path}: config.json gives {source.model_class}, the manifest says {manifest.source.model_class}; "
                 "one of them was changed."
             )
-        originals = {key: tensor for key, tensor in tensors.items() if key not in ours}
-        model, unexpected = source.instantiate(originals, manifest.recipe.get("resolution"))
-        host = Host.of(model)
+        filled, unexpected = source.instantiate(originals, manifest.recipe.get("resolution"))
+        host = Host.of(filled)
     except CheckpointError as error:
+        if module is not None:
+            raise  # the module that was given is at fault, not the artifact
         raise IntegrityError(str(error)) from None
     strange = sorted(set(unexpected) - set(manifest.source.unexpected_keys))
     if strange:
@@ -116,9 +140,33 @@ def open_artifact(directory: str | Path, *, device: str = "cpu", trust_remote_co
     if unknown := next((name for name in kernels if name not in names), None):
         raise IntegrityError(f"the model has no attention site '{unknown}' ({nearest(unknown, names)}).")
     if manifest.weights == "in memory":
-        _keep_dtypes(model, originals)
-    model.to(device)
+        _keep_dtypes(filled, originals)
+    filled.to(device)
     return Artifact(path, host, kernels, manifest, source)
+
+
+def _module(path: Path, manifest: Manifest, given: nn.Module | None, allow_import: bool) -> nn.Module | None:
+    """The module to fill: the one given, or the one that the recorded function builds; None where a library does.
+
+    Raises:
+        CheckpointError: It takes one and there is none, or the one given is a hybrid.
+        UsageError: One was given that is not needed.
+    """
+    record = manifest.module
+    if record is None:
+        if given is not None:
+            raise UsageError(f"{path} says itself what builds its {manifest.source.model_class}: leave out `model`.")
+        return None
+    if given is not None:
+        if is_hybrid(given):
+            raise CheckpointError(f"the {type(given).__name__} given is a hybrid already: give the original.")
+        return given
+    if record.factory is not None and allow_import:
+        return build_module(record.factory)
+    way = "give it one to fill: latte_convert.load(directory, model=…)"
+    if record.factory is not None:
+        way += f", or allow_import=True (--allow-import) to have {record.factory} imported and called"
+    raise CheckpointError(f"{path} holds the tensors of a {record.kind}, and no code that builds one: {way}.")
 
 
 def _keep_dtypes(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -147,6 +195,9 @@ def _build(site: SiteRecord, tensors: dict[str, Tensor]) -> Kernel:
     kernel = _make(site, "meta")  # its shapes, before any memory is taken for them
     stored: dict[str, Tensor] = {}
     for name, tensor in kernel.state_dict().items():
+        if name == "_extra_state":
+            stored[name] = kernel.get_extra_state()
+            continue
         key = f"{site.name}.latte.{name}"
         if key not in tensors:
             raise IntegrityError(f"tensor '{key}' is missing: the artifact is incomplete. Convert again.")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from latte_convert.checkpoints.module import FACTORY
 from latte_convert.errors import IntegrityError
 from latte_convert.names import MANIFEST
 from latte_convert.reading import read_json
@@ -44,6 +45,15 @@ class SiteRecord(_Model):
     options: dict[str, Any]
 
 
+class ModuleRecord(_Model):
+    """A module that no library builds: what ``load`` needs besides the artifact."""
+
+    kind: str = Field(description="Import path of its class, package.module:Class.")
+    factory: str | None = Field(
+        pattern=f"^{FACTORY.pattern}$", description="Import path of a function that builds it, package.module:function."
+    )
+
+
 class CalibrationRecord(_Model):
     """The samples the fit rests on."""
 
@@ -73,6 +83,9 @@ class Manifest(_Model):
     source: SourceRecord
     weights: Literal["source", "in memory"] = Field(
         default="source", description="Whether the model's own weights are the source's, or were changed in memory."
+    )
+    module: ModuleRecord | None = Field(
+        default=None, description="For a module that no library builds from a configuration."
     )
     recipe: dict[str, Any]
     calibration: CalibrationRecord

@@ -18,28 +18,44 @@ SEED = 20261130
 VALUES = 64
 
 
+_FAILURES = (ValueError, TypeError, KeyError, RuntimeError, AttributeError, IndexError)
+"""What a model raises on inputs that it does not take."""
+
+
 def record_probe(model: nn.Module, feed: Feed) -> ProbeRecord | None:
     """Run the hybrid on a seeded random input of the shape of the first sample of ``feed``.
 
-    No sample is stored: floats are normal noise, integers are drawn from the sample's range, masks are ones.
+    No sample is stored: floats are normal noise, integers are drawn from the sample's range, masks are ones. Where a
+    model does not run on that, integers that stand for structure (image tokens, sizes, positions) are kept.
+
+    Returns:
+        None where it runs on neither.
     """
     sample = next(iter(feed))
-    inputs = {key: _describe(key, value) for key, value in sample.kwargs.items()}
-    method = sample.method
-    name, output = answer(model, method, inputs, SEED)
-    return ProbeRecord(
-        seed=SEED,
-        inputs=inputs,
-        method=method,
-        output=name,
-        values=sample_values(output),
-    )
+    kept = _token_ids(getattr(model, "config", None))
+    drawn = {key: _describe(key, value) for key, value in sample.kwargs.items()}
+    structured = {key: _structure(key, value, kept) for key, value in sample.kwargs.items()}
+    return _first_answered(model, sample.method, [drawn, structured], SEED)
 
 
-def renewed_probe(model: nn.Module, probe: ProbeRecord) -> ProbeRecord:
-    """The same question with the answer that a model has to it now."""
-    _, output = answer(model, probe.method, probe.inputs, probe.seed, probe.output)
-    return probe.model_copy(update={"values": sample_values(output)})
+def renewed_probe(model: nn.Module, probe: ProbeRecord) -> ProbeRecord | None:
+    """The same question with the answer that a model has to it now, in its precision of now where it takes no other."""
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    floats = {key for key, spec in probe.inputs.items() if "dtype" in spec and "range" not in spec}
+    cast = {key: {**spec, "dtype": dtype} if key in floats else spec for key, spec in probe.inputs.items()}
+    return _first_answered(model, probe.method, [probe.inputs, cast], probe.seed, probe.output)
+
+
+def _first_answered(
+    model: nn.Module, method: Any, questions: list[dict[str, dict[str, Any]]], seed: int, wanted: str | None = None
+) -> ProbeRecord | None:
+    for inputs in questions:
+        try:
+            name, output = answer(model, method, inputs, seed, wanted)
+        except _FAILURES:
+            continue
+        return ProbeRecord(seed=seed, inputs=inputs, method=method, output=name, values=sample_values(output))
+    return None
 
 
 def probe_difference(model: nn.Module, probe: ProbeRecord) -> float:
@@ -50,7 +66,7 @@ def probe_difference(model: nn.Module, probe: ProbeRecord) -> float:
     """
     try:
         _, output = answer(model, probe.method, probe.inputs, probe.seed, probe.output)
-    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, IndexError) as error:
+    except _FAILURES as error:
         raise IntegrityError(f"the recorded probe does not run: {first_line(error)}") from None
     values = torch.tensor(sample_values(output))
     recorded = torch.tensor(probe.values)
@@ -84,14 +100,49 @@ def _describe(key: str, value: Any) -> dict[str, Any]:
     return spec
 
 
+def _structure(key: str, value: Any, special: frozenset[int]) -> dict[str, Any]:
+    """Like ``_describe``, but token ids that the model's configuration names stay in place, and other integers too."""
+    spec = _describe(key, value)
+    if "range" not in spec or "mask" in key:
+        return spec
+    flat = value.flatten().tolist()
+    if "ids" not in key.split("_"):
+        return {**spec, "kept": dict(enumerate(flat))}
+    words = [token for token in flat if token not in special]
+    low, high = (min(words), max(words)) if words else spec["range"]
+    return {**spec, "range": [low, high], "kept": {i: token for i, token in enumerate(flat) if token in special}}
+
+
+def _token_ids(config: Any) -> frozenset[int]:
+    """The ids that a Transformers configuration gives a meaning, such as the token that stands for a patch."""
+    found: set[int] = set()
+
+    def collect(node: Any) -> None:
+        for key, value in node.items():
+            if isinstance(value, dict):
+                collect(value)
+            elif "token" in str(key) and not isinstance(value, bool):
+                found.update(v for v in (value if isinstance(value, list) else [value]) if type(v) is int)
+
+    if hasattr(config, "to_dict"):
+        collect(config.to_dict())
+    return frozenset(found)
+
+
 def _draw(spec: dict[str, Any], generator: torch.Generator, device: torch.device) -> Any:
     if "value" in spec:
         return spec["value"]
     dtype = getattr(torch, spec["dtype"])
-    if "range" in spec:
-        low, high = spec["range"]
-        return torch.randint(low, high + 1, spec["shape"], generator=generator).to(device, dtype)
-    return torch.randn(spec["shape"], generator=generator).to(device, dtype)
+    if "range" not in spec:
+        return torch.randn(spec["shape"], generator=generator).to(device, dtype)
+    low, high = spec["range"]
+    drawn = torch.randint(low, high + 1, spec["shape"], generator=generator)
+    kept = spec.get("kept", {})
+    for token in set(kept.values()):
+        drawn[drawn == token] = low  # nowhere but in its own places
+    for place, token in kept.items():
+        drawn.view(-1)[int(place)] = token
+    return drawn.to(device, dtype)
 
 
 def sample_values(output: Tensor) -> list[float]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from latte_convert.adapters.convert import Applied, is_hybrid
-from latte_convert.artifact.manifest import CalibrationRecord, Manifest, SiteRecord, SourceRecord
+from latte_convert.artifact.manifest import CalibrationRecord, Manifest, ModuleRecord, SiteRecord, SourceRecord
 from latte_convert.artifact.probe import record_probe
 from latte_convert.data.samples import fingerprint
 from latte_convert.environment import library_versions, tool_version
@@ -65,12 +65,14 @@ def record_conversion(task: Task, plan: Plan) -> None:
         source=SourceRecord(
             id=source.id if source else "in memory",
             revision=source.revision if source else None,
-            library=task.host.adapter.name,
+            library=task.host.adapter.name if task.rebuilt else "torch",
             model_class=type(model).__name__,
             sha256=task.weights_sha256,
             tensors_sha256="",
             unexpected_keys=list(task.unexpected_keys),
         ),
+        weights="source" if source else "in memory",
+        module=None if task.rebuilt else ModuleRecord(kind=_import_path(type(model)), factory=task.factory),
         recipe=task.recipe.model_dump(mode="json"),
         calibration=CalibrationRecord(
             fingerprint=fingerprint(samples),
@@ -95,6 +97,10 @@ def record_conversion(task: Task, plan: Plan) -> None:
         files={},
     )
     model.__dict__[RECORD] = Record(manifest, source, task.snapshot)
+
+
+def _import_path(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def record_loading(model: nn.Module, manifest: Manifest, source: Checkpoint, applied: Applied) -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from latte_convert.artifact.check import check_probe
+from latte_convert.artifact.check import check_probe, open_source
 from latte_convert.artifact.files import atomic_directory, check_target, visible, write_json
 from latte_convert.artifact.load import open_artifact
 from latte_convert.artifact.manifest import Manifest
@@ -25,12 +25,12 @@ from latte_convert.artifact.probe import renewed_probe
 from latte_convert.artifact.record import Record, recorded
 from latte_convert.artifact.tensors import digest, same_bytes, write_tensors
 from latte_convert.checkpoints.base import Checkpoint
-from latte_convert.checkpoints.rebuild import can_write, check_rebuildable, own_tensors, write_model
+from latte_convert.checkpoints.rebuild import is_rebuilt, own_tensors, write_model
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.checkpoints.snapshot import check_unchanged
 from latte_convert.environment import library_versions, tool_version
 from latte_convert.errors import CheckpointError, IntegrityError
-from latte_convert.names import MANIFEST, is_ours
+from latte_convert.names import MANIFEST, is_mark, is_ours
 from latte_convert.reading import sha256_file
 from latte_convert.wording import some
 
@@ -76,7 +76,8 @@ def save_artifact(
     hybrid, record = recorded(model)
     protected = [*protect, *record.protected(out)]
     check_target(out, overwrite=overwrite, protect=protected)
-    check_rebuildable(hybrid)
+    if record.manifest.module is None:
+        is_rebuilt(hybrid)
     size = sum(t.numel() * t.element_size() for t in hybrid.state_dict().values())
     check_target(out, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20), protect=protected)
     with atomic_directory(out, overwrite=overwrite) as directory, _evaluating(hybrid):
@@ -101,7 +102,8 @@ def copy_files(source: Path, names: Iterable[str], directory: Path) -> list[str]
 
 def kernel_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The tensors of all converted sites of a model, under the keys they have in a checkpoint."""
-    return {key: value.detach().cpu() for key, value in model.state_dict().items() if is_ours(key)}
+    kernels = ((key, value) for key, value in model.state_dict().items() if is_ours(key) and not is_mark(key))
+    return {key: value.detach().cpu() for key, value in kernels}
 
 
 @dataclass(frozen=True)
@@ -143,20 +145,21 @@ def _write(hybrid: nn.Module, record: Record, directory: Path) -> Manifest:
 def _contents(hybrid: nn.Module, record: Record, scratch: Path) -> Iterator[_Content]:
     source = record.at_hand
     if source is not None:
-        yield _Content("source", source.original_tensors(), _sidecars(source), source.weights_stem)
-    if can_write(hybrid):
+        yield _Content(record.manifest.weights, source.original_tensors(), _sidecars(source), source.weights_stem)
+    kept = _sidecars(source) if source is not None else ()
+    if record.manifest.module is None and is_rebuilt(hybrid):
         write_model(hybrid, own_tensors(hybrid), scratch)
         written = resolve(scratch)
         # The configuration is that of the model in memory; tokenizer, processor and licence are the source's.
-        files = {name: (folder, name) for folder, name in (*(_sidecars(source) if source else ()), *_sidecars(written))}
+        files = {name: (folder, name) for folder, name in (*kept, *_sidecars(written))}
         yield _Content("in memory", written.original_tensors(), tuple(files.values()), written.weights_stem)
-    elif source is not None:
-        yield _Content("in memory", own_tensors(hybrid), _sidecars(source), source.weights_stem)
-    else:
+    elif source is None and record.source is not None:
         raise CheckpointError(
-            f"a {type(hybrid).__name__} that was given in memory cannot be rebuilt from a directory: convert the "
-            "checkpoint's directory instead of the loaded model."
+            f"{record.source.path} is gone, and a {type(hybrid).__name__} cannot be built without the configuration "
+            "that was there: put it back to save the hybrid."
         )
+    else:
+        yield _Content("in memory", own_tensors(hybrid), kept, source.weights_stem if source else "model")
 
 
 def _sidecars(source: Checkpoint) -> tuple[tuple[Path, str], ...]:
@@ -183,21 +186,29 @@ def _fill(directory: Path, content: _Content, hybrid: nn.Module, draft: Manifest
 
 def _unlike(hybrid: nn.Module, directory: Path, manifest: Manifest, record: Record) -> list[str]:
     """What of a hybrid is not the same when it is built from a directory: names of tensors, or an error's text."""
+    module = manifest.module
+    if module is not None and module.factory is None:  # only its owner can build it: what was written is compared
+        stored = open_source(directory, manifest).read_tensors()
+        return _changed({**own_tensors(hybrid), **kernel_tensors(hybrid)}, stored)
     try:
         trusted = record.source is not None and record.source.trust_remote_code
-        artifact = open_artifact(directory, trust_remote_code=trusted)
+        artifact = open_artifact(directory, trust_remote_code=trusted, allow_import=True)
     except (CheckpointError, IntegrityError) as error:
         return [str(error)]
     artifact.convert()
-    memory, rebuilt = hybrid.state_dict(), artifact.model.state_dict()
-    changed = sorted(memory.keys() ^ rebuilt.keys())
-    changed += [key for key in memory.keys() & rebuilt.keys() if not same_bytes(memory[key], rebuilt[key])]
+    changed = _changed(hybrid.state_dict(), artifact.model.state_dict())
     if not changed:
         try:
             check_probe(artifact.model.to(next(hybrid.parameters()).device), manifest, directory)
         except IntegrityError:
             return ["its answer to a probe"]
-    return sorted(changed)
+    return changed
+
+
+def _changed(memory: Mapping[str, Tensor], rebuilt: Mapping[str, Tensor]) -> list[str]:
+    """The names of the tensors that only one has, or that hold other bytes."""
+    unequal = {key for key in memory.keys() & rebuilt.keys() if not same_bytes(memory[key], rebuilt[key])}
+    return sorted(unequal | (memory.keys() ^ rebuilt.keys()))
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import nn
+
 from latte_convert.artifact.check import (
     Verification,
     artifact_directory,
@@ -18,16 +20,28 @@ from latte_convert.artifact.save import copy_files
 from latte_convert.artifact.tensors import write_tensors
 
 
-def verify(directory: str | Path, *, trust_remote_code: bool = False) -> Verification:
+def verify(
+    directory: str | Path,
+    *,
+    model: nn.Module | None = None,
+    trust_remote_code: bool = False,
+    allow_import: bool = False,
+) -> Verification:
     """Check every file, strict reload and the recorded probe of an artifact.
 
+    Args:
+        directory: An artifact.
+        model: As for ``load``.
+        trust_remote_code: As for ``load``.
+        allow_import: As for ``load``.
+
     Raises:
-        CheckpointError: There is no such directory.
+        CheckpointError: There is no such directory; or the module it is of was not given.
         IntegrityError: Something is not as the manifest says.
     """
     path = artifact_directory(directory)
     manifest = check_files(path)
-    artifact = open_artifact(path, trust_remote_code=trust_remote_code)
+    artifact = open_artifact(path, model=model, trust_remote_code=trust_remote_code, allow_import=allow_import)
     original_tensors(artifact.source, manifest)
     artifact.convert()
     difference, tolerance = check_probe(artifact.model, manifest, path)
@@ -50,7 +64,7 @@ def restore(directory: str | Path, out: str | Path, *, overwrite: bool = False) 
     """
     path, target = artifact_directory(directory), Path(out)
     manifest = check_files(path)
-    source = open_source(path)
+    source = open_source(path, manifest)
     originals = original_tensors(source, manifest)
     weights = {file.name for file in source.weights}
     sidecars = [name for name in manifest.files if name not in weights and not name.endswith(".safetensors.index.json")]

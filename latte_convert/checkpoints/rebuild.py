@@ -7,12 +7,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from latte_convert.checkpoints.module import build_module
 from latte_convert.errors import CheckpointError
 from latte_convert.names import is_ours
 from latte_convert.wording import some
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 _LIBRARIES = {"transformers": "hf", "timm": "timm"}
 
@@ -21,7 +24,7 @@ _WAYS_OUT = {
     ".parametrizations.": (
         "Fold the parametrizations in first: torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')"
     ),
-    "_packed_params": "Convert the model in floating point, and quantise the hybrid",
+    "packed_params": "Convert the model in floating point, and quantise the hybrid",
 }
 """What a part of a tensor's name says that was done to a model, and how it is undone."""
 
@@ -31,41 +34,63 @@ def own_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {key: value.detach() for key, value in model.state_dict().items() if not is_ours(key)}
 
 
-def check_rebuildable(model: nn.Module) -> None:
-    """Refuse a model whose class would not build it again from its configuration: what is saved could not be loaded.
+def is_rebuilt(model: nn.Module) -> bool:
+    """Whether its library builds a model again from the configuration that it carries.
 
-    A model that no library builds by name passes; see ``can_write``.
+    Returns:
+        False for a module that no library builds by name.
 
     Raises:
-        CheckpointError: It has tensors more, less or of other shapes; the message names them and the way out.
+        CheckpointError: The library would build another one, so that what is saved could not be loaded, or a part of
+            the state is no tensor; the message names the tensors and the way out.
     """
+    strange = [key for key, value in model.state_dict().items() if not isinstance(value, Tensor)]
+    if strange:
+        raise CheckpointError(
+            f"this {type(model).__name__} has state that is no tensor ({some(strange)}), which cannot be saved without "
+            f"pickled code. {_way_out(strange)}."
+        )
     library = _library(model)
     expected = library.blueprint(model) if library else None
     if expected is None:
-        return
-    found = own_tensors(model)
-    extra, missing = sorted(found.keys() - expected.keys()), sorted(expected.keys() - found.keys())
-    reshaped = sorted(key for key in found.keys() & expected.keys() if found[key].shape != expected[key].shape)
-    faults = [
-        f"{len(keys)} {what} ({some(keys)})"
-        for keys, what in ((extra, "more"), (missing, "missing"), (reshaped, "of another shape"))
-        if keys
-    ]
-    if faults:
+        return False
+    if fault := difference(own_tensors(model), expected):
+        extra = own_tensors(model).keys() - expected.keys()
         raise CheckpointError(
             f"this {type(model).__name__} could be saved but not loaded: against what its configuration builds, it has "
-            f"tensors {', '.join(faults)}. {_way_out(extra)}."
+            f"{fault}. {_way_out(extra)}."
         )
+    return True
 
 
-def can_write(model: nn.Module) -> bool:
-    """Whether the library of a model writes it as a directory that it builds the model from again."""
-    library = _library(model)
-    return library is not None and library.blueprint(model) is not None
+def check_factory(factory: str, model: nn.Module) -> None:
+    """Refuse a function that does not build what is to be saved.
+
+    Args:
+        factory: ``package.module:function``; it is imported and called.
+        model: The model that it should build.
+
+    Raises:
+        CheckpointError: It cannot be called, or builds a module with other tensors.
+    """
+    if fault := difference(own_tensors(model), own_tensors(build_module(factory))):
+        raise CheckpointError(f"the model factory '{factory}' builds another module: the one given has {fault}.")
+
+
+def difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
+    """How tensors differ from others in names and shapes, as a phrase; None where they do not."""
+    reshaped = (key for key in found.keys() & expected.keys() if found[key].shape != expected[key].shape)
+    parts = (
+        (found.keys() - expected.keys(), "more"),
+        (expected.keys() - found.keys(), "missing"),
+        (reshaped, "of another shape"),
+    )
+    faults = [f"{len(keys)} {what} ({some(keys)})" for names, what in parts if (keys := sorted(names))]
+    return f"tensors {', '.join(faults)}" if faults else None
 
 
 def write_model(model: nn.Module, tensors: Mapping[str, Tensor], directory: Path) -> None:
-    """Write a model that ``can_write`` as a checkpoint of its own library.
+    """Write a model that ``is_rebuilt`` as a checkpoint of its own library.
 
     Args:
         model: The model, for its class and configuration.
@@ -88,4 +113,4 @@ def _way_out(extra: Iterable[str]) -> str:
     for mark, way in _WAYS_OUT.items():
         if any(mark in key for key in extra):
             return way
-    return "Convert the model as its class builds it"
+    return "Convert the model as its class builds it, or name a function that builds this one: model_factory"

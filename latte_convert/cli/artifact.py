@@ -51,12 +51,13 @@ def inspect(directory: options.Directory, json: options.Json = False) -> None:
 def verify(
     directory: options.Directory,
     trust_remote_code: options.Remote = False,
+    allow_import: options.AllowImport = False,
     json: options.Json = False,
 ) -> None:
     """Check hashes, strict reload and parity of an artifact; exit code 5 if one of them fails. For CI."""
     from latte_convert.artifact.verify import verify as check
 
-    found = check(directory, trust_remote_code=trust_remote_code)
+    found = check(directory, trust_remote_code=trust_remote_code, allow_import=allow_import)
     if json:
         console.document({"ok": True, **found.__dict__})
         return

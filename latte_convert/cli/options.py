@@ -48,6 +48,14 @@ Remote = Annotated[
     bool,
     typer.Option("--trust-remote-code", rich_help_panel=MODEL, help="Run Python code that came with the checkpoint."),
 ]
+AllowImport = Annotated[
+    bool,
+    typer.Option(
+        "--allow-import",
+        rich_help_panel=MODEL,
+        help="Import and call the function that the artifact names as the builder of its model.",
+    ),
+]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", rich_help_panel=OUTPUT, help="Replace what --out names, if it exists.")
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -200,6 +201,29 @@ class Kernel(nn.Module, ABC):
     def descended(self) -> list[nn.Parameter]:
         """The parameters that gradient descent fits, all in one stage."""
         return [parameter for parameter in (self.query_map, self.key_map) if parameter is not None]
+
+    # --- in a state dict ---
+
+    def get_extra_state(self) -> Tensor:
+        """What the kernel is, as bytes: so that a state dict of a hybrid fits neither its original nor another hybrid.
+
+        A kernel without parameters would leave no trace in one.
+        """
+        return torch.frombuffer(bytearray(self._signature().encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Check that the tensors in a state dict are this kernel's.
+
+        Raises:
+            UsageError: They are those of another kernel, or of other options.
+        """
+        theirs = bytes(state.tolist()).decode(errors="replace")
+        if theirs != self._signature():
+            raise UsageError(f"this state dict is of a site with the kernel {theirs}, the site has {self._signature()}")
+
+    def _signature(self) -> str:
+        own = {key: value for key, value in self.options.items() if key not in Extras.__annotations__}
+        return json.dumps([self.name, own], sort_keys=True)
 
     def summary(self) -> dict[str, Tensor]:
         """Fitted scalars that a report shows, by name: few, each of shape ``(1,)`` or ``(H,)``."""

@@ -253,3 +253,35 @@ def test_a_timm_model_trained_at_another_resolution(photos: Path, tmp_path: Path
     assert loaded.pos_embed.shape == (1, 37, 48)
     assert equal(loaded, result.model)
     assert latte_convert.verify(tmp_path / "hybrid").probe_difference < 1e-6
+
+
+def llava() -> Any:
+    torch.manual_seed(0)
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=48, image_size=32, patch_size=8
+    )
+    text = transformers.LlamaConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48, vocab_size=60
+    )
+    return transformers.LlavaForConditionalGeneration(
+        transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=40, vision_feature_layer=-1)
+    ).eval()
+
+
+def test_a_model_that_counts_its_image_tokens_is_saved(tmp_path: Path) -> None:
+    """Random text ids would hold another number of image tokens than the picture has patches."""
+    generator = torch.Generator().manual_seed(2)
+
+    def batch() -> dict[str, Any]:
+        words = torch.randint(10, 59, (1, 6), generator=generator)
+        words[words == 40] = 41
+        ids = torch.cat([words[:, :2], torch.full((1, 16), 40), words[:, 2:]], dim=1)
+        return {"input_ids": ids, "pixel_values": torch.randn(1, 3, 32, 32, generator=generator)}
+
+    recipe = Recipe(kernel="latte", towers=["vision"], k=1)
+    result = latte_convert.convert(llava(), [batch() for _ in range(4)], recipe=recipe, progress=False)
+    out = result.save(tmp_path / "hybrid")
+    probe = read_manifest(out).probe
+    assert probe is not None
+    assert probe.inputs["input_ids"]["kept"] == {str(place): 40 for place in range(2, 18)}
+    assert latte_convert.verify(out).probe_difference < 1e-6
