@@ -63,9 +63,9 @@ def scorer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module("scorer_of_mine")
 
 
-def images(count: int = 4) -> list[dict[str, torch.Tensor]]:
+def images(count: int = 4, size: int = 48) -> list[dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
-    return [{"x": torch.randn(1, 3, 48, 48, generator=generator)} for _ in range(count)]
+    return [{"x": torch.randn(1, 3, size, size, generator=generator)} for _ in range(count)]
 
 
 def convert(model: nn.Module, **options: Any) -> Any:
@@ -210,15 +210,14 @@ def test_a_state_dict_of_a_hybrid_does_not_fit_its_original(scorer: Any, tmp_pat
     """near_far has no tensors: without a mark, the file would load as the original, without a word."""
     model = scorer.Scorer().eval()
     recipe = Recipe(kernel="near_far", options={"window": 2, "clusters": 4}, ratio=1.0)
-    hybrid = latte_convert.convert(model, images(), recipe=recipe, progress=False).model
+    hybrid = latte_convert.convert(model, images(size=128), recipe=recipe, progress=False).model
     torch.save(hybrid.state_dict(), tmp_path / "hybrid.pt")
     state = torch.load(tmp_path / "hybrid.pt", weights_only=True)
     with pytest.raises(RuntimeError, match=r"Unexpected key\(s\).*self_attn\.latte"):
         scorer.Scorer().load_state_dict(state)
     copy.deepcopy(hybrid).load_state_dict(state)
-    other = latte_convert.convert(
-        scorer.Scorer().eval(), images(), recipe=recipe.model_copy(update={"options": {"window": 4}}), progress=False
-    ).model
+    wider = Recipe(kernel="near_far", options={"window": 4, "clusters": 4}, ratio=1.0)
+    other = latte_convert.convert(scorer.Scorer().eval(), images(size=128), recipe=wider, progress=False).model
     with pytest.raises(UsageError, match="this state dict is of a site with the kernel"):
         other.load_state_dict(state)
 
