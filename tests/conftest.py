@@ -8,11 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 # Nothing in the tests may reach for a hub; the models are on disk or not there.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# Fresh memory holds NaN in every test: a model that leaves a parameter to chance cannot pass on a lucky day.
+torch.use_deterministic_algorithms(True)
+torch.utils.deterministic.fill_uninitialized_memory = True
 
 DATA_ENV = "LATTE_TEST_DATA"
 MODELS_ENV = "LATTE_TEST_MODELS"
@@ -77,7 +82,6 @@ def models_dir() -> Path:
 @pytest.fixture(scope="session")
 def tiny_dino(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random DINOv2 checkpoint whose attention is far from uniform, with its image processor."""
-    import torch
     import transformers
 
     torch.manual_seed(0)
@@ -105,7 +109,6 @@ def tiny_dino(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random CLIP checkpoint with image processor and a word-level tokenizer."""
-    import torch
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 

@@ -1,0 +1,86 @@
+"""Interrupts and internal errors on the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+
+def test_an_internal_error_is_one_line_unless_debug(latte, tiny_dino, photos, tmp_path, monkeypatch):
+    def bug(*_args, **_kwargs):
+        raise ZeroDivisionError("boom")
+
+    monkeypatch.setattr("latte_convert.conversion.convert", bug)
+    arguments = ("convert", tiny_dino, "--calib", photos, "--out", tmp_path / "o")
+    code, _, stderr = latte(*arguments)
+    assert code == 1
+    assert stderr.splitlines()[-1].startswith("latte: internal error: ZeroDivisionError: boom")
+    assert "Traceback" not in stderr
+    code, _, stderr = latte(*arguments, "--debug")
+    assert code == 1
+    assert "Traceback" in stderr
+
+
+def test_ctrl_c_exits_130_and_leaves_nothing(tiny_dino, photos, tmp_path):
+    running = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "latte_convert.cli.app",
+            "convert",
+            str(tiny_dino),
+            "--calib",
+            str(photos),
+            "--samples",
+            "8",
+            "--kernel",
+            "latte",
+            "--propagate-error",
+            "--out",
+            str(tmp_path / "o"),
+        ],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stderr is not None
+    for line in running.stderr:
+        if line.startswith("Calibrating"):
+            break
+    running.send_signal(signal.SIGINT)
+    stdout, stderr = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert stdout == ""
+    assert "interrupted" in stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_that_ends_as_another_error_is_an_interrupt(latte, monkeypatch, tmp_path):
+    from latte_convert.cli import console
+
+    def swallowed(*_: object) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            console.interrupt()
+        raise ModuleNotFoundError("could not be imported")  # as Transformers has it
+
+    monkeypatch.setattr(console, "_INTERRUPTED", threading.Event())
+    monkeypatch.setattr("latte_convert.artifact.manifest.read_manifest", swallowed)
+    assert latte("inspect", tmp_path) == (130, "", "latte: interrupted.\n")
+
+
+def test_a_swallowed_interrupt_stops_the_next_step(capsys, monkeypatch):
+    from latte_convert.cli import console
+
+    monkeypatch.setattr(console, "_INTERRUPTED", threading.Event())
+    with console.progress() as progress:
+        advance = progress("Calibrating", 3)
+        advance()
+        with contextlib.suppress(KeyboardInterrupt):  # as a finaliser would
+            console.interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            advance()
