@@ -7,14 +7,15 @@ CACHE  ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/latte_convert
 MODELS ?= $(CACHE)/models
 OUT    ?= out
 RESULTS := scripts/results
+PARALLEL := -q -n auto --maxprocesses=8 --dist worksteal
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test check style bench models photos compress clean
+.PHONY: help demo test test-fast check style bench models photos compress clean
 .DEFAULT_GOAL := help
 
 help:   ## Show the targets
-	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "latte_convert needs Python 3.10 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.11")'
@@ -41,8 +42,11 @@ compress: $(READY)   ## Convert MODEL, gate on fidelity and retention: make comp
 	$(BIN)/latte eval $(OUT)/compressed --task "$(TASK)" --data "$(DATA)" --fail-under 0.95 --out $(OUT)/compressed/eval-$(TASK).json
 	$(BIN)/latte report $(OUT)/compressed
 
-test: models   ## Run every test
-	LATTE_TEST_MODELS=$(MODELS) $(BIN)/python -m pytest
+test: models   ## Run every test, in random order on all cores
+	LATTE_TEST_MODELS=$(MODELS) $(BIN)/python -m pytest $(PARALLEL) --durations=10
+
+test-fast: $(READY)   ## Run the tests that need no real model, compiler or process: under two minutes on two cores
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 check: $(READY)   ## Lint, formatting, types, order of the rooms
 	$(BIN)/ruff check .

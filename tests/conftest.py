@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+# The models are tiny: two threads that wait for each other take many times as long as one. Processes inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # Nothing in the tests may reach for a hub; the models are on disk or not there.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -22,6 +25,25 @@ torch.utils.deterministic.fill_uninitialized_memory = True
 DATA_ENV = "LATTE_TEST_DATA"
 MODELS_ENV = "LATTE_TEST_MODELS"
 DATA = Path(__file__).parent / "data"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever reads the real models is slow."""
+    for item in items:
+        if "models_dir" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    """Every fixture and every test begins with the same seed, whatever ran before it."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    pytest_fixture_setup()
 
 
 def _absent(kind: str, what: str, variable: str) -> None:

@@ -21,6 +21,8 @@ from scenes import render, write_scenes  # noqa: E402
 
 MODELS = ROOT / "tests" / "models"
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -124,6 +124,7 @@ def test_the_latest_route_computes() -> None:
     assert type(model.get_submodule(ENCODER)) is type(build("table_transformer").get_submodule(ENCODER))
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager() -> None:
     torch._dynamo.reset()
     model = build("table_transformer")

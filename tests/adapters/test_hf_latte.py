@@ -127,6 +127,7 @@ def test_every_family_runs_converted(name: str) -> None:
     assert differs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "attention"), [("dinov2", "sdpa"), ("bert", "sdpa"), ("bert", "eager"), ("clip", "sdpa")]
 )
@@ -152,6 +153,7 @@ def test_gradients_flow_through_kernels_and_projections() -> None:
         assert module.query.weight.grad.abs().sum() > 0
 
 
+@pytest.mark.slow
 def test_compiled_gradients_equal_eager_ones() -> None:
     torch._dynamo.reset()
     model, _ = _hybrid("dinov2")

@@ -98,6 +98,7 @@ COMPILED: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILED)
 @torch.no_grad()
 def test_one_graph_serves_every_call_of_a_size(name: str) -> None:
@@ -117,6 +118,7 @@ def test_one_graph_serves_every_call_of_a_size(name: str) -> None:
         assert counter.frame_count == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["dinov2", "detr"])
 @torch.no_grad()
 def test_export(family: str) -> None:
@@ -127,6 +129,7 @@ def test_export(family: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_an_export_of_any_size_leaves_a_model_that_can_be_copied() -> None:
     model = _hybrid(create("vit_tiny_patch16_224", **PATCHED, dynamic_img_size=True))

@@ -288,6 +288,7 @@ def test_copies_of_a_converted_model(duplicate: Any) -> None:
     assert torch.equal(twin(x), converted)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_compiled_graph() -> None:
     model, x = _encoder(layers=1), torch.randn(2, 5, 16)

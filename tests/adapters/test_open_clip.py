@@ -163,6 +163,7 @@ def test_undo_and_copies(name: str) -> None:
         assert_close(run(twin, batch), converted, tolerance=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clip", "custom"])
 def test_a_compiled_graph(name: str) -> None:
     model = build(name)

@@ -131,6 +131,7 @@ def test_copies_and_pickles_are_independent(name: str) -> None:
         assert torch.equal(loaded(x), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "copied"), [("vit", False), ("eva02", True), ("visformer", False)])
 def test_compiled(name: str, copied: bool) -> None:
     model = build(name)

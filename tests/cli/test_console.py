@@ -26,6 +26,7 @@ def test_an_internal_error_is_one_line_unless_debug(latte, tiny_dino, photos, tm
     assert "Traceback" in stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_exits_130_and_leaves_nothing(tiny_dino, photos, tmp_path):
     running = subprocess.Popen(
         [

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import transformers
 
@@ -183,6 +184,7 @@ def test_existing_output_is_refused_before_the_work(latte, tiny_dino, photos, tm
     assert (tmp_path / "o" / "mine.txt").read_text() == "keep"
 
 
+@pytest.mark.slow
 def test_offline_opens_no_socket(tiny_dino, photos, tmp_path):
     """The whole conversion with sockets removed from Python."""
     code = (

@@ -433,6 +433,7 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> Non
         kernel(**options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("views", [1, 4])
 def test_compiled_it_gives_the_same(views: int) -> None:
     inputs = tokens(100, 100, dtype=torch.float32)

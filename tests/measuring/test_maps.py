@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from latte_convert.adapters.find import find_adapter
+from latte_convert.adapters.host import Host
 from latte_convert.attention import SiteCall, TokenLayout
 from latte_convert.data.feed import Inputs, run
 from latte_convert.kernels.base import Kernel
@@ -162,13 +162,13 @@ def inputs() -> Inputs:
 
 
 def kernels_of(model: nn.Module, kind: type[Kernel]) -> dict[str, Kernel]:
-    return {site.name: kind(site.heads, site.head_dim) for site in find_adapter(model).sites(model)}
+    return {site.name: kind(site.heads, site.head_dim) for site in Host.of(model).sites()}
 
 
 class TestModel:
     def test_softmax_moves_nothing(self, model: nn.Module, inputs: Inputs) -> None:
         kernels = kernels_of(model, ExactKernel)
-        maps = attention_maps(model, find_adapter(model), kernels, inputs)
+        maps = attention_maps(Host.of(model), kernels, inputs)
         names = list(kernels)
         assert [map_.site for map_ in maps] == [names[0], names[2], names[5]]
         for map_ in maps:
@@ -180,7 +180,7 @@ class TestModel:
             assert max(levels(map_, "exact")) == 255
 
     def test_the_head_that_moved_most_is_drawn(self, model: nn.Module, inputs: Inputs) -> None:
-        (map_,) = attention_maps(model, find_adapter(model), kernels_of(model, LatteKernel), inputs, sites=1)
+        (map_,) = attention_maps(Host.of(model), kernels_of(model, LatteKernel), inputs, sites=1)
         moved = [head.moved for head in map_.heads]
         assert moved[map_.head] == max(moved) > 0.05
         assert levels(map_, "exact") != levels(map_, "converted")
@@ -188,13 +188,13 @@ class TestModel:
 
     def test_the_model_is_left_as_it_was(self, model: nn.Module, inputs: Inputs) -> None:
         before = run(model, inputs).last_hidden_state
-        attention_maps(model, find_adapter(model), kernels_of(model, LatteKernel), inputs)
+        attention_maps(Host.of(model), kernels_of(model, LatteKernel), inputs)
         assert torch.equal(run(model, inputs).last_hidden_state, before)
 
     def test_sites_that_run_exact_attention_have_no_map(self, model: nn.Module, inputs: Inputs) -> None:
         kernels = kernels_of(model, LatteKernel)
-        assert attention_maps(model, find_adapter(model), kernels, inputs, min_tokens=66) == []
-        assert attention_maps(model, find_adapter(model), {}, inputs) == []
+        assert attention_maps(Host.of(model), kernels, inputs, min_tokens=66) == []
+        assert attention_maps(Host.of(model), {}, inputs) == []
 
 
 def test_only_sites_that_the_sample_reaches(tiny_clip: Path) -> None:
@@ -202,6 +202,6 @@ def test_only_sites_that_the_sample_reaches(tiny_clip: Path) -> None:
     kernels = kernels_of(model, LatteKernel)
     vision = [name for name in kernels if name.startswith("vision_model")]
     inputs = Inputs({"pixel_values": torch.rand(1, 3, 48, 48)}, method="get_image_features", tower="vision")
-    maps = attention_maps(model, find_adapter(model), kernels, inputs)
+    maps = attention_maps(Host.of(model), kernels, inputs)
     assert len(kernels) == 6
     assert [map_.site for map_ in maps] == vision

@@ -17,6 +17,8 @@ from report.samples import LONG, make_full, make_report
 
 from latte_convert.report.html import render_comparison, render_html
 
+pytestmark = pytest.mark.slow
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 WIDTHS = (390, 1280)
 

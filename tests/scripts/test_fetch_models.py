@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -48,22 +47,10 @@ def tiny_wheel(tmp_path: Path) -> tuple[Wheel, Path]:
     return Wheel("tiny", "1.0", path.name, hashlib.sha256(path.read_bytes()).hexdigest()), path
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Two threads that wait for each other on a busy machine take many times as long as one."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 # --- the real models -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", fetch_models.MODELS)
-@pytest.mark.usefixtures("one_thread")
 def test_every_model_loads_strictly_into_its_own_class(models_dir: Path, name: str) -> None:
     assert type(strict_load(models_dir / name)).__name__ == CLASSES[name]
 
@@ -80,7 +67,6 @@ def test_strict_load_refuses_a_missing_tensor(models_dir: Path, tmp_path: Path) 
         strict_load(tmp_path)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_saliency_equals_the_whole_network_in_onnx_runtime(models_dir: Path) -> None:
     wheel = download.cache_root() / "wheels" / dinov2.WHEEL.filename
     if not wheel.is_file():
@@ -96,7 +82,6 @@ def test_saliency_equals_the_whole_network_in_onnx_runtime(models_dir: Path) -> 
         assert dinov2.parity(models_dir / "dinov2-small-saliency", wheel, images, size) < 1e-4
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_saliency_map_finds_the_face_of_the_astronaut(models_dir: Path) -> None:
     from PIL import Image
     from transformers import AutoImageProcessor
@@ -129,14 +114,12 @@ def test_preprocessing_pads_to_a_square_with_black_before_it_normalises(models_d
     np.testing.assert_allclose(pixels[:, 387, 517], (1 - mean) / std, atol=1e-5)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_paraphrases_are_nearer_than_unrelated_sentences(models_dir: Path) -> None:
     pairs = minilm.similarities(models_dir / "minilm-l6")
     assert min(close for close, _ in pairs) > 0.5  # measured 0.595
     assert max(far for _, far in pairs) < 0.2  # measured 0.051
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_similarity_follows_human_judgement(models_dir: Path, shared_data: Path) -> None:
     with (shared_data / "stsb" / "stsb-en-test.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.reader(stream))[:200]  # sentence, sentence, similarity from 0 to 5
@@ -147,7 +130,6 @@ def test_similarity_follows_human_judgement(models_dir: Path, shared_data: Path)
     assert np.corrcoef(cosine, scores)[0, 1] > 0.85  # measured 0.923
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_transcripts_of_real_speech(models_dir: Path, shared_data: Path) -> None:
     files, references = whisper.read_speech(shared_data / "an4_windows", 2)
     heard = whisper.transcribe(models_dir / "whisper-tiny.en", files)

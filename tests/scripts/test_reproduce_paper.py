@@ -20,6 +20,8 @@ from reproduction.rows import ROWS  # noqa: E402
 
 from latte_convert.evaluation.tasks import get_task  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 BY_NAME = {row.name: row for row in ROWS}
 PROVED = ("detr", "siglip", "clip-tte", "clip-sugarcrepe", "clip-eurosat", "roberta")
 """A row of each task, and two that share no model; `--offline-proof` without `--row` runs all."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +22,6 @@ import train_tiny_clip as tiny  # noqa: E402
 
 FOLDER = ROOT / "tests" / "models" / "tiny-clip"
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads that wait for each other on a busy machine take many times as long as one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +180,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "HELD_OUT", 4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_training_is_deterministic_and_replaces_the_directory(tmp_path: Path) -> None:
     for name, steps in (("a", 1), ("a", 2), ("b", 2)):
@@ -200,6 +191,7 @@ def test_training_is_deterministic_and_replaces_the_directory(tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_a_failed_save_leaves_the_old_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "model"

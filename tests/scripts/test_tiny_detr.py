@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -113,17 +112,7 @@ def test_written_scenes_are_the_rendered_ones(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def trainer(one_thread: None):
+def trainer():
     pytest.importorskip("pycocotools", reason="pycocotools is not installed: pip install 'latte-convert[train]'")
     import train_tiny_detr
 
