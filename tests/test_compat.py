@@ -17,7 +17,7 @@ from latte_convert.adapters.host import Host
 from latte_convert.attention import CallShape
 from latte_convert.bench.measure import _costs
 from latte_convert.bench.variants import original
-from latte_convert.checkpoints.timm import write_timm
+from latte_convert.checkpoints.timm import write_model
 from latte_convert.compat import Part
 from latte_convert.errors import CheckpointError
 from latte_convert.kernels.near_far import fields
@@ -152,7 +152,7 @@ def test_modules_of_open_clip_that_are_gone_stay_exact(gone):
 def test_a_timm_model_in_memory_cannot_be_written_without_its_configuration(gone, tmp_path):
     gone("timm.models._hub")
     with pytest.raises(CheckpointError, match="a timm model that was given in memory cannot be written"):
-        write_timm(torch.nn.Linear(1, 1), {}, tmp_path)
+        write_model(torch.nn.Linear(1, 1), {}, tmp_path)
 
 
 def test_gpt2_has_no_known_projection_without_its_linear_layer(gone):
