@@ -16,7 +16,9 @@ import transformers
 
 def test_convert_writes_an_artifact_and_prints_its_path(latte, tiny_dino, photos, tmp_path):
     out = tmp_path / "hybrid"
-    code, stdout, stderr = latte("convert", tiny_dino, "--calib", photos, "--samples", 4, "--out", out)
+    code, stdout, stderr = latte(
+        "convert", tiny_dino, "--calib", photos, "--samples", 4, "--kernel", "latte", "--out", out
+    )
     assert (code, stdout) == (0, f"{out}\n")
     assert "\x1b" not in stderr
     assert "█" in stderr
@@ -33,7 +35,19 @@ def test_convert_writes_an_artifact_and_prints_its_path(latte, tiny_dino, photos
 
 def test_json_is_one_document_and_nothing_else(latte, tiny_dino, photos, tmp_path):
     code, stdout, _ = latte(
-        "convert", tiny_dino, "--calib", photos, "--samples", 4, "-k", 2, "--out", tmp_path / "o", "--json"
+        "convert",
+        tiny_dino,
+        "--calib",
+        photos,
+        "--samples",
+        4,
+        "--kernel",
+        "latte",
+        "-k",
+        2,
+        "--out",
+        tmp_path / "o",
+        "--json",
     )
     report = json.loads(stdout)
     assert code == 0
@@ -43,7 +57,9 @@ def test_json_is_one_document_and_nothing_else(latte, tiny_dino, photos, tmp_pat
 
 def test_score_prints_the_sites_to_convert_and_writes_no_model(latte, tiny_dino, photos, tmp_path):
     page = tmp_path / "scores.html"
-    code, stdout, stderr = latte("score", tiny_dino, "--calib", photos, "--samples", 4, "--out", page)
+    code, stdout, stderr = latte(
+        "score", tiny_dino, "--calib", photos, "--samples", 4, "--kernel", "latte", "--out", page
+    )
     assert code == 0
     assert len(stdout.splitlines()) == 4
     assert all(line.startswith("encoder.layer.") for line in stdout.splitlines())
@@ -54,7 +70,18 @@ def test_score_prints_the_sites_to_convert_and_writes_no_model(latte, tiny_dino,
 def test_dry_run_writes_nothing(latte, tiny_dino, photos, tmp_path):
     out = tmp_path / "o"
     code, stdout, _ = latte(
-        "convert", tiny_dino, "--calib", photos, "--samples", 4, "--out", out, "--dry-run", "--json"
+        "convert",
+        tiny_dino,
+        "--calib",
+        photos,
+        "--samples",
+        4,
+        "--kernel",
+        "latte",
+        "--out",
+        out,
+        "--dry-run",
+        "--json",
     )
     assert code == 0
     assert json.loads(stdout)["fidelity"] is None
@@ -106,7 +133,9 @@ def bad_models(tmp_path: Path, tiny_dino: Path) -> dict[str, tuple[Path | str, s
 
 def test_bad_models(latte, tiny_dino, photos, tmp_path):
     for name, (model, message) in bad_models(tmp_path, tiny_dino).items():
-        code, stdout, stderr = latte("convert", model, "--calib", photos, "--samples", 4, "--out", tmp_path / "o")
+        code, stdout, stderr = latte(
+            "convert", model, "--calib", photos, "--samples", 4, "--kernel", "latte", "--out", tmp_path / "o"
+        )
         assert code == 3, f"{name}: {stderr}"
         assert stdout == "", name
         assert message in stderr, f"{name}: {stderr}"
@@ -137,13 +166,25 @@ def test_skipped_files_are_named_and_counted(latte, tiny_dino, photos, tmp_path)
     dirty = shutil.copytree(photos, tmp_path / "dirty")
     (dirty / "broken.JPG").write_bytes(b"")
     (dirty / ".DS_Store").write_bytes(b"x")
-    code, _, stderr = latte("convert", tiny_dino, "--calib", dirty, "--samples", 20, "--out", tmp_path / "o")
+    code, _, stderr = latte(
+        "convert", tiny_dino, "--calib", dirty, "--samples", 20, "--kernel", "latte", "--out", tmp_path / "o"
+    )
     assert code == 0
     assert "20 asked, 6 fitted, 2 held out, 1 skipped" in stderr
     skipped = json.loads((tmp_path / "o" / "report.json").read_text())["calibration"]["skipped"]
     assert [s["id"] for s in skipped] == ["broken.JPG"]
     code, _, stderr = latte(
-        "convert", tiny_dino, "--calib", dirty, "--samples", 20, "--strict", "--out", tmp_path / "p"
+        "convert",
+        tiny_dino,
+        "--calib",
+        dirty,
+        "--samples",
+        20,
+        "--kernel",
+        "latte",
+        "--strict",
+        "--out",
+        tmp_path / "p",
     )
     assert code == 3
     assert "broken.JPG" in stderr
@@ -156,7 +197,7 @@ def test_pickle_is_read_on_request_and_weights_only(latte, tiny_dino, photos, tm
     tensors = load_file(model / "model.safetensors")
     (model / "model.safetensors").unlink()
     torch.save(tensors, model / "pytorch_model.bin")
-    arguments = ("convert", model, "--calib", photos, "--samples", 4, "--allow-pickle", "--out")
+    arguments = ("convert", model, "--calib", photos, "--samples", 4, "--kernel", "latte", "--allow-pickle", "--out")
     assert latte(*arguments, tmp_path / "o")[0] == 0
     back = load_file(tmp_path / "o" / "model.safetensors")
     assert all(torch.equal(back[key], tensor) for key, tensor in tensors.items())
@@ -192,7 +233,7 @@ def test_offline_opens_no_socket(tiny_dino, photos, tmp_path):
         "def no(*a, **k): raise RuntimeError('a socket was opened')\n"
         "socket.socket.connect = no; socket.create_connection = no; socket.getaddrinfo = no\n"
         f"sys.argv = ['latte', 'convert', {str(tiny_dino)!r}, '--calib', {str(photos)!r}, '--samples', '4',\n"
-        f"            '--out', {str(tmp_path / 'o')!r}]\n"
+        f"            '--kernel', 'latte', '--out', {str(tmp_path / 'o')!r}]\n"
         "from latte_convert.cli.app import main; main()"
     )
     env = {**os.environ, "HF_HUB_OFFLINE": "1"}
