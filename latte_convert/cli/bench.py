@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,6 +108,7 @@ def bench(
         console.note(f"--write stores min_tokens = {report.crossover.tokens}: shorter inputs then run exact attention.")
     if save:
         console.note(f"saved: {save_report(directory, report)}")
+        console.note(f"next: latte report {shlex.quote(str(directory))}")
     if json:
         console.document(report.model_dump(mode="json"))
         return

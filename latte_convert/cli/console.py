@@ -278,16 +278,13 @@ def fidelity_table(report: Report) -> None:
     )
 
 
-def next_step(report: Report, out: Path) -> None:
-    """Whether the hybrid is worth it, where its page is, and the command to type next."""
-    from latte_convert.names import PAGE
+def next_step(report: Report, directory: Path) -> None:
+    """Whether an artifact is worth it, and the command to type next."""
     from latte_convert.report.verdict import worth_of
 
-    worth = worth_of(report, str(out))
+    worth = worth_of(report, str(directory))
     if worth is not None:
         note(worth.verdict)
-    note(f"report: {out / PAGE}")
-    if worth is not None:
         note(f"next: {worth.command}")
 
 

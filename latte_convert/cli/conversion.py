@@ -9,6 +9,7 @@ import typer
 
 from latte_convert.cli import console, options
 from latte_convert.errors import UsageError
+from latte_convert.names import PAGE
 from latte_convert.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def convert(
     _warn(report)
     console.site_table(report)
     console.fidelity_table(report)
+    console.note(f"report: {out / PAGE}")
     console.next_step(report, out)
     if json:
         console.document(report.model_dump(mode="json"))

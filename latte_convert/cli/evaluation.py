@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -111,6 +112,8 @@ def evaluate(
     if out is not None:
         _check_out(out, overwrite)  # another run may have written it since
         write_document(report.model_dump(mode="json"), out)
+        if out.parent.resolve() == directory.resolve():
+            console.note(f"next: latte report {shlex.quote(str(directory))}")
     _show(report)
     if json:
         console.document(report.model_dump(mode="json"))

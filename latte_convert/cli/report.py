@@ -116,6 +116,8 @@ def _one(path: Path, out: Path | None, plots: bool, overwrite: bool) -> list[Pat
         check_report_target(file, overwrite=overwrite)
     for file in (target, data):
         write_report(report, file)
+    if path.is_dir():
+        console.next_step(report, path)
     return [target, data, *(write_plots(report, target.parent, target.stem) if plots else [])]
 
 

@@ -33,8 +33,9 @@ def hybrid(tmp_path: Path) -> Path:
 
 
 def test_rebuilds_in_place_with_what_was_measured_since(latte: Latte, hybrid: Path) -> None:
-    code, out, _ = latte(hybrid)
+    code, out, err = latte(hybrid)
     assert code == 0
+    assert err.splitlines()[-1] == f"next: latte bench {hybrid} --write"
     assert out.split() == [str(hybrid / "report.html"), str(hybrid / "report.json")]
     page = (hybrid / "report.html").read_text(encoding="utf-8")
     assert "Speed and memory over lengths" in page
