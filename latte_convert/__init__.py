@@ -3,6 +3,7 @@
 ``convert`` makes a hybrid, ``score`` measures how sensitive each attention layer is, ``save`` writes a hybrid as an
 artifact, ``load`` reads one back, ``evaluate`` measures one beside its original, ``verify`` checks one and ``restore``
 takes the exact original out of it. ``is_hybrid`` tells a hybrid from an original.
+Once this package is imported, Transformers' own ``from_pretrained`` and ``save_pretrained`` read and write hybrids.
 Names are imported on first use, so that ``import latte_convert`` loads no heavy library.
 """
 
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from latte_convert import compat
 
 if TYPE_CHECKING:
     __version__: str
@@ -40,6 +43,10 @@ _HOMES = {
     "score": "conversion",
     "verify": "artifact.verify",
 }
+
+
+# Its own loading and saving know hybrids from here on; nothing is imported for it.
+compat.when_imported("transformers.modeling_utils", "latte_convert.artifact.doors:open_doors")
 
 
 def __getattr__(name: str) -> Any:

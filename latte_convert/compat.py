@@ -7,10 +7,14 @@ looked up when it is used, so that importing this module imports no library.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -223,3 +227,55 @@ def exchange(a: Path, b: Path) -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return bool(rename(at_fdcwd, os.fsencode(a), at_fdcwd, os.fsencode(b), exchanged) == 0)
+
+
+class _Watch(MetaPathFinder):
+    """Finds one module like all others do, and calls a function of ours once it has been executed."""
+
+    def __init__(self, name: str, then: str) -> None:
+        self.name = name
+        self.then = then
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """The module's own spec, with a loader that calls back."""
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        loader: Any = spec and spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                _call(self.then, module)
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def when_imported(name: str, then: str) -> None:
+    """Call a function with a module of another package: now if it is imported already, or once it is.
+
+    Args:
+        name: The module.
+        then: ``module:function`` of ours, imported when it is called.
+    """
+    if name in sys.modules:
+        _call(then, sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _Watch(name, then))
+
+
+def _call(then: str, module: Any) -> None:
+    """Call back; a library that has changed must not fail to import because of us."""
+    home, _, function = then.partition(":")
+    try:
+        getattr(import_module(home), function)(module)
+    except (ImportError, AttributeError, KeyError) as error:
+        logging.getLogger("latte_convert").warning(
+            "%s has changed, so that its own loading and saving do not know hybrids (%s): use latte_convert.load and "
+            "latte_convert.save",
+            module.__name__,
+            error,
+        )

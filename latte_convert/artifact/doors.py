@@ -1,0 +1,141 @@
+"""The side doors of Transformers: its own loading and saving give the hybrid, or say what would be lost.
+
+They open as soon as both packages are imported (see ``latte_convert/__init__.py``). ``from_pretrained`` of an artifact's
+directory converts what it has loaded, so that ``AutoModel``, pipelines and sentence-transformers have the hybrid;
+``save_pretrained`` of a hybrid, and with it ``Trainer.save_model``, writes an artifact.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latte_convert.names import MANIFEST
+
+if TYPE_CHECKING:
+    from latte_convert.kernels.base import Kernel
+
+
+def open_doors(modeling: Any) -> None:
+    """Put our word into the class that all models of Transformers derive from; ``modeling`` is the module it is in."""
+    base = modeling.PreTrainedModel
+    if not hasattr(base.save_pretrained, "__wrapped__"):
+        base.from_pretrained = classmethod(_loading(base.__dict__["from_pretrained"].__func__))
+        base.save_pretrained = _saving(base.save_pretrained)
+        base.push_to_hub = _pushing(base.push_to_hub)
+
+
+def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def from_pretrained(cls: Any, pretrained_model_name_or_path: Any = None, *args: Any, **kwargs: Any) -> Any:
+        loaded = original(cls, pretrained_model_name_or_path, *args, **kwargs)
+        place = pretrained_model_name_or_path
+        if isinstance(place, str | os.PathLike) and (Path(place) / MANIFEST).is_file():
+            _convert(loaded[0] if isinstance(loaded, tuple) else loaded, Path(place))
+        return loaded
+
+    return from_pretrained
+
+
+def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def save_pretrained(
+        self: Any,
+        save_directory: Any,
+        is_main_process: bool = True,
+        *args: Any,
+        push_to_hub: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        if not _is_whole_hybrid(self):
+            return original(self, save_directory, is_main_process, *args, push_to_hub=push_to_hub, **kwargs)
+        if push_to_hub:
+            _refuse_push(self)
+        if is_main_process:
+            _save_into(self, Path(save_directory))
+        return None
+
+    return save_pretrained
+
+
+def _pushing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def push_to_hub(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_whole_hybrid(self):
+            _refuse_push(self)
+        return original(self, *args, **kwargs)
+
+    return push_to_hub
+
+
+def _is_whole_hybrid(model: Any) -> bool:
+    """Whether all of a hybrid would be saved; with adapters of peft inside, they alone are."""
+    from latte_convert.adapters.convert import is_hybrid
+
+    return is_hybrid(model) and not getattr(model, "_hf_peft_config_loaded", False)
+
+
+def _refuse_push(model: Any) -> None:
+    from latte_convert.errors import CheckpointError
+
+    raise CheckpointError(
+        f"push_to_hub would put another README beside the artifact of this hybrid {type(model).__name__}: save it with "
+        "latte_convert.save(model, directory), and upload that directory with 'hf upload REPO DIRECTORY'."
+    )
+
+
+def _convert(model: Any, path: Path) -> None:
+    """Convert what the library has loaded from an artifact, where it is not converted yet."""
+    from latte_convert.adapters.convert import is_hybrid
+    from latte_convert.adapters.host import Host
+    from latte_convert.artifact.check import open_source
+    from latte_convert.artifact.load import build_kernels
+    from latte_convert.artifact.manifest import read_manifest
+    from latte_convert.artifact.record import record_loading
+    from latte_convert.names import is_ours
+
+    if is_hybrid(model):
+        return
+    manifest = read_manifest(path)
+    source = open_source(path, manifest)
+    tensors = source.read_tensors()
+    kernels = build_kernels(manifest, {key: tensor for key, tensor in tensors.items() if is_ours(key)})
+    named = _named_in(model, kernels, type(model).__name__ == manifest.source.model_class)
+    applied = Host.of(model).convert(named, min_tokens=manifest.min_tokens)
+    if len(named) == len(kernels):
+        sites = [site.model_copy(update={"name": new}) for site, new in zip(manifest.sites, named, strict=True)]
+        record_loading(model, manifest.model_copy(update={"sites": sites}), source, applied)
+
+
+def _named_in(model: Any, kernels: dict[str, Kernel], same: bool) -> dict[str, Kernel]:
+    """The kernels of the sites that a model has: of another class, it has a head more or less than what was saved."""
+    if same:
+        return kernels
+    modules, prefix = dict(model.named_modules()), f"{model.base_model_prefix}."
+    named: dict[str, Kernel] = {}
+    for name, kernel in kernels.items():
+        found = next((n for n in (name, prefix + name, name.removeprefix(prefix)) if n in modules), None)
+        if found is not None:
+            named[found] = kernel
+    return named
+
+
+def _save_into(model: Any, directory: Path) -> None:
+    """Save a hybrid into a directory that may hold other files already, as a trainer's does."""
+    from latte_convert.artifact.save import save_artifact
+
+    if not directory.is_dir() or not any(directory.iterdir()):
+        save_artifact(model, directory, overwrite=True)
+        return
+    with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.absolute().parent) as beside:
+        made = save_artifact(model, Path(beside) / "hybrid")
+        files = [path for path in made.rglob("*") if path.is_file()]
+        for file in sorted(files, key=lambda path: path.name == MANIFEST):  # the manifest comes last
+            target = directory / file.relative_to(made)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(file, target)
