@@ -1,6 +1,6 @@
 """The side doors of Transformers: its own loading and saving give the hybrid, or say what would be lost.
 
-They open as soon as both packages are imported (see ``latte_convert/__init__.py``). ``from_pretrained`` of an artifact's
+They open once both packages are imported (see ``latte_convert/__init__.py``). ``from_pretrained`` of an artifact's
 directory converts what it has loaded, so that ``AutoModel``, pipelines and sentence-transformers have the hybrid;
 ``save_pretrained`` of a hybrid, and with it ``Trainer.save_model``, writes an artifact.
 """
