@@ -223,6 +223,12 @@ class Recipe(BaseModel):
             raise ValueError("kernel: auto compares kernels by the final output: set scorer to isolated or greedy")
         return self
 
+    def resolved(self) -> Recipe:
+        """The recipe that does the same with everything said: with the default ratio where nothing sets a budget."""
+        if self.min_fidelity is not None or any(getattr(self, name) is not None for name in BUDGETS):
+            return self
+        return self.model_copy(update={"ratio": DEFAULT_RATIO})
+
     @classmethod
     def build(cls, values: dict[str, Any], *, origin: str = "recipe") -> Recipe:
         """Validate a mapping.

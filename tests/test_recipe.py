@@ -24,6 +24,14 @@ def test_default_yaml_is_the_default_and_up_to_date():
     assert text == write_configs.render()
 
 
+@pytest.mark.parametrize(
+    ("given", "ratio"),
+    [({}, 0.67), ({"ratio": 0.5}, 0.5), ({"k": 3}, None), ({"max_flops": 0.5}, None), ({"min_fidelity": 0.9}, None)],
+)
+def test_resolved_says_the_ratio_that_is_applied(given, ratio):
+    assert Recipe(**given).resolved() == Recipe(**{**given, "ratio": ratio})
+
+
 def test_every_setting_is_explained():
     fields = Recipe.model_json_schema()["properties"]
     assert [name for name, field in fields.items() if not field["description"].endswith(".")] == []

@@ -73,7 +73,7 @@ def record_conversion(task: Task, plan: Plan) -> None:
         ),
         weights="source" if source else "in memory",
         module=None if task.rebuilt else ModuleRecord(kind=_import_path(type(model)), factory=task.factory),
-        recipe=task.recipe.model_dump(mode="json"),
+        recipe=task.recipe.resolved().model_dump(mode="json"),
         calibration=CalibrationRecord(
             fingerprint=fingerprint(samples),
             requested=sum(s.requested for s in samples) or len(task.fitting) + len(task.holdout),

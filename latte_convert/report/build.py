@@ -74,7 +74,7 @@ def build_report(task: Task, found: Findings) -> Report:
         library_versions=library_versions(),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         source=_source(task),
-        recipe=task.recipe.model_dump(mode="json"),
+        recipe=task.recipe.resolved().model_dump(mode="json"),
         calibration=_calibration(task),
         sites=[_site(found, site, site.name in converted) for site in found.fitted.sites],
         converted=converted,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from latte_convert.attention import AttentionSite
 from latte_convert.errors import RecipeError
-from latte_convert.recipe import DEFAULT_RATIO, Recipe
+from latte_convert.recipe import Recipe
 from latte_convert.selection.plan import Plan
 
 
@@ -25,12 +25,8 @@ def count(sites: Sequence[AttentionSite], recipe: Recipe) -> int | None:
         if recipe.k > eligible:
             raise RecipeError(f"k is {recipe.k}, but only {eligible} of {len(sites)} sites are eligible.")
         return recipe.k
-    ratio = recipe.ratio
-    if ratio is None:
-        if any(limit is not None for limit in (recipe.max_flops, recipe.target_speedup, recipe.min_fidelity)):
-            return None
-        ratio = DEFAULT_RATIO
-    return round(ratio * eligible)
+    ratio = recipe.resolved().ratio
+    return None if ratio is None else round(ratio * eligible)
 
 
 def plan(sites: Sequence[AttentionSite], kernels: Mapping[str, str], recipe: Recipe) -> Plan:
