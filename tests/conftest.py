@@ -86,7 +86,7 @@ def shared_data() -> Path:
     """Folder with ``an4_windows`` and ``stsb``, for the measurements that need many samples."""
     here = Path(__file__).resolve().parents[1]
     path = Path(os.environ.get(DATA_ENV) or here.parent / "shared" / "data")
-    if not (path / "coco_val128" / "images").is_dir():
+    if not (path / "stsb").is_dir():
         _absent("data", "real test data", DATA_ENV)
     return path
 
