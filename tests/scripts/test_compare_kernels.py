@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -64,9 +65,8 @@ def test_a_quick_run_on_the_tiny_models_and_what_is_made_of_it(tmp_path: Path) -
     assert [(row["kernel"], row["sites"]) for row in rows] == [(k, n) for k in (LATTE, OURS) for n in (1, 3, 4)]
     assert all(set(row["converted"]) <= set(rows[2]["converted"]) for row in rows)  # all four, whatever is chosen
     assert all("vision" in name for name in rows[2]["converted"])
-    for row in rows:
-        assert 0 < row["cosine"] <= 1 + 1e-6
-        assert 0 <= row["task"] <= 1
+    for one, _, every in (rows[:3], rows[3:]):
+        assert 1 > one["cosine"] > every["cosine"] > 0.5  # the most robust site alone keeps more than all of them
     # By hand, per head of 32 channels and 65 tokens: 32 x 33 features and value sums for keys and as many for
     # queries, a query's own norm sum apart, against two products of 65 x 65 x 32.
     exact = 2 * 65 * 65 * 2 * 32
@@ -138,7 +138,8 @@ def test_a_broken_output_is_shown_and_loses(tmp_path: Path) -> None:
     assert all(line.startswith("- **no**") for line in bars(results))
     assert "| latte (all free) | 10.0% | - | - | -, - |" in markdown(results)
     plot(results, tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 0
+    with Image.open(tmp_path / "picture.png") as picture:
+        assert picture.convert("L").getextrema() == (0, 255)  # axes and ground
 
 
 def test_ablations_have_tables_of_their_own() -> None:
