@@ -1,4 +1,4 @@
-"""Read a file whole, and JSON as its standard has it: the one way for labels, configurations, manifests and reports."""
+"""Read a file whole, and JSON and YAML as their standards have them: the one way for all that the tool reads so."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import stat
 from pathlib import Path
 from typing import Any, NoReturn
+
+import yaml
 
 from latte_convert.errors import DataError, InputError, IntegrityError
 
@@ -137,3 +139,31 @@ def read_json(
     except Unreadable as error:
         place = f"{path}:{error.line}" if error.line else f"{path}"
         raise kind(f"{place}: {error}. {advice}".rstrip()) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads what ``safe_load`` does, but refuses a key that is given twice, as YAML asks: there the last one wins."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of a node; see PyYAML."""
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise yaml.YAMLError(
+                    f"'{key.value}' is given on line {lines[key.value]} and again on line {line}. Keep one of them."
+                )
+            lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str) -> Any:
+    """One YAML document.
+
+    Raises:
+        Unreadable: It is not valid, or a mapping has a key twice.
+    """
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 (it is a SafeLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a huge number, or no such date
+        raise Unreadable(f"not valid YAML: {' '.join(str(error).split())}") from error

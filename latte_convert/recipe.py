@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.config import JsonDict
 
 from latte_convert.errors import RecipeError, nearest
+from latte_convert.reading import Unreadable, parse_yaml
+from latte_convert.wording import some
 
 DEFAULT_RATIO = 0.67
 """Share of the eligible sites that is converted where a recipe sets no budget."""
@@ -36,8 +38,16 @@ class Candidate(BaseModel):
     options: dict[str, Any] = {}
 
 
+AUTO = (
+    Candidate(kernel="latte"),
+    Candidate(kernel="near_far", options={"window": 4, "halo": 1, "clusters": 32, "steps": 2}),
+    Candidate(kernel="near_far", options={"window": 4, "halo": 2, "clusters": 64, "steps": 2}),
+    Candidate(kernel="near_far", options={"window": 8, "halo": 2, "clusters": 128, "steps": 2}),
+    Candidate(kernel="near_far", options={"window": 8, "halo": 2, "clusters": 256, "steps": 2, "views": 8}),
+)
+"""What ``kernel: auto`` chooses from, from cheap to faithful; latte is the only one for causal sites."""
+
 _KERNEL: JsonDict = {"group": "What replaces softmax"}
-_EXTRAS: JsonDict = {"group": "What any kernel can be given on top; null: what helped this kernel on held-out samples"}
 _SELECTION: JsonDict = {"group": "Which sites are converted"}
 _CALIBRATION: JsonDict = {"group": "Calibration"}
 _GATE: JsonDict = {"group": "Quality gate"}
@@ -59,8 +69,8 @@ class Recipe(BaseModel):
     )
     options: dict[str, Any] = Field(
         {},
-        description="Options of the kernel, such as clusters and views of near_far; the others have the kernel's "
-        "defaults.",
+        description="Options of the kernel, such as clusters and views of near_far or sigma of any; the others are as "
+        "the kernel has or recommends them.",
         json_schema_extra=_KERNEL,
     )
     candidates: tuple[Candidate, ...] = Field(
@@ -69,48 +79,11 @@ class Recipe(BaseModel):
         "tool's own list.",
         json_schema_extra=_KERNEL,
     )
-    tte: bool = Field(
-        True,
-        description="latte: fit the anchor alpha (tunable Taylor expansion); off fixes it at 0.",
-        json_schema_extra=_KERNEL,
-    )
-    jpn: bool = Field(
-        True,
-        description="latte: normalise the features after squaring (joint post-squaring normalisation).",
-        json_schema_extra=_KERNEL,
-    )
-    granularity: Literal["layer", "head"] = Field(
-        "layer", description="latte, taylor2: kernel scalars per layer or per head.", json_schema_extra=_KERNEL
-    )
     min_tokens: int = Field(
         0,
         ge=0,
         description="With fewer keys than this, a converted site runs exact attention, bit for bit.",
         json_schema_extra=_KERNEL,
-    )
-    exact_prefix: bool | None = Field(
-        None,
-        description="Queries of prefix tokens (CLS, registers) attend by softmax.",
-        json_schema_extra=_EXTRAS,
-    )
-    key_shift: bool | None = Field(
-        None, description="Subtract each head's mean key, which softmax does not notice.", json_schema_extra=_EXTRAS
-    )
-    input_map: bool | None = Field(
-        None,
-        description="Fit a matrix per head for the queries and one for the keys, by gradient descent.",
-        json_schema_extra=_EXTRAS,
-    )
-    sigma: bool | None = Field(
-        None, description="Fit a diagonal scale on the input of the output projection.", json_schema_extra=_EXTRAS
-    )
-    bias: bool | None = Field(
-        None, description="Fit a constant on the input of the output projection.", json_schema_extra=_EXTRAS
-    )
-    output_map: bool | None = Field(
-        None,
-        description="Fit a matrix per head on the attention output, shrunk toward the identity; takes sigma's place.",
-        json_schema_extra=_EXTRAS,
     )
     scorer: Literal["paper", "isolated", "greedy"] = Field(
         "isolated",
@@ -229,6 +202,28 @@ class Recipe(BaseModel):
             return self
         return self.model_copy(update={"ratio": DEFAULT_RATIO})
 
+    def kernels(self) -> tuple[Candidate, ...]:
+        """The kernels that are fitted to every site, with all their options.
+
+        Of several, each gets those of ``options`` that it has.
+
+        Raises:
+            RecipeError: A kernel does not exist, or an option does not fit it.
+        """
+        from latte_convert.kernels.options import options_of, resolve_options
+        from latte_convert.kernels.registry import get_kernel
+
+        wanted = self.candidates or AUTO if self.kernel == "auto" else (Candidate(kernel=self.kernel),)
+        known = {each.kernel: options_of(get_kernel(each.kernel)) for each in wanted}
+        anywhere = set().union(*known.values())
+
+        def resolved(each: Candidate) -> Candidate:
+            foreign = anywhere - known[each.kernel].keys()
+            given = {name: value for name, value in self.options.items() if name not in foreign}
+            return Candidate(kernel=each.kernel, options=resolve_options(each.kernel, {**each.options, **given}))
+
+        return tuple(map(resolved, wanted))
+
     @classmethod
     def build(cls, values: dict[str, Any], *, origin: str = "recipe") -> Recipe:
         """Validate a mapping.
@@ -247,7 +242,9 @@ class Recipe(BaseModel):
 
     @classmethod
     def from_yaml(cls, path: str | Path, **overrides: Any) -> Recipe:
-        """Read a YAML file; ``overrides`` win over what it says.
+        """Read a YAML file; ``overrides`` win over what it says, options of the kernel one by one.
+
+        The file's options are those of its kernel: with another ``kernel`` among the overrides they do not count.
 
         Args:
             path: The file, or the name of a recipe that comes with the tool, such as ``linear``; a file wins.
@@ -256,23 +253,13 @@ class Recipe(BaseModel):
         Raises:
             RecipeError: The file is absent, is not YAML, or does not validate.
         """
-        return cls.build({**_read_yaml(_place(path)), **overrides}, origin=str(path))
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads what ``safe_load`` does, but refuses a key that is given twice, as YAML asks: there the last one wins."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The mapping of a node; see PyYAML."""
-        lines: dict[str, int] = {}
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            line = key.start_mark.line + 1
-            if key.value in lines:
-                raise yaml.YAMLError(
-                    f"'{key.value}' is given on line {lines[key.value]} and again on line {line}. Keep one of them."
-                )
-            lines[key.value] = line
-        return super().construct_mapping(node, deep)
+        values = _read_yaml(_place(path))
+        own = values.get("options")
+        if isinstance(own, dict) and overrides.get("kernel") in (None, values.get("kernel", cls().kernel)):
+            overrides["options"] = {**own, **overrides.get("options", {})}
+        elif "kernel" in overrides:
+            values.pop("options", None)
+        return cls.build({**values, **overrides}, origin=str(path))
 
 
 def _place(path: str | Path) -> Path:
@@ -291,9 +278,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         names = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.yaml")))
         raise RecipeError(f"recipe {path} cannot be read: {reason}. Give a YAML file, or one of {names}.") from None
     try:
-        values = yaml.load(text, _Loader)  # noqa: S506 (it is a SafeLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a huge number, or no such date
-        raise RecipeError(f"recipe {path} is not valid YAML: {' '.join(str(error).split())}") from None
+        values = parse_yaml(text)
+    except Unreadable as error:
+        raise RecipeError(f"recipe {path} is {error}") from None
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
@@ -304,6 +291,20 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def _explain(error: Any) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return f"unknown key '{where}' ({nearest(where, Recipe.model_fields)})"
+        return _unknown(where, str(error["loc"][-1]), error["input"])
     message = str(error["msg"]).removeprefix("Value error, ")
     return f"{where}: {message}" if where else message
+
+
+def _unknown(where: str, key: str, value: Any) -> str:
+    """What to write in the place of a key that a recipe does not have: it may be an option of a kernel."""
+    from latte_convert.kernels.options import kernels_with
+    from latte_convert.kernels.registry import kernel_names
+
+    if not (owners := kernels_with(key)):
+        return f"unknown key '{where}' ({nearest(where, Recipe.model_fields)})"
+    kernel = "the kernel" if len(owners) == len(kernel_names()) else f"kernel {some(owners)}"
+    if value is None:
+        return f"'{key}' is an option of {kernel}: leave it out for what the kernel recommends"
+    written = yaml.safe_dump({key: value}, default_flow_style=True).strip()
+    return f"'{key}' is an option of {kernel}: write options: {written} (--option {written[1:-1].replace(': ', '=')})"

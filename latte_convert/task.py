@@ -13,10 +13,10 @@ from latte_convert.adapters.convert import is_hybrid
 from latte_convert.adapters.host import Host
 from latte_convert.adapters.sites import restrict
 from latte_convert.attention import AttentionSite
-from latte_convert.calibration.candidates import candidates
 from latte_convert.checkpoints.rebuild import check_factory, is_rebuilt
 from latte_convert.data.feed import BatchFeed, Feed, JoinedFeed, SampleFeed
 from latte_convert.errors import CheckpointError, DataError, RecipeError, UsageError, first_line
+from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.measuring.outputs import named_outputs
 from latte_convert.recipe import Candidate, Recipe
@@ -69,6 +69,13 @@ class Task:
         """SHA-256 of each weight file when it was opened; empty for a model that was given in memory."""
         return {path.name: self.snapshot[path.name] for path in self.source.weights} if self.source else {}
 
+    def label(self, kernel: Kernel) -> str:
+        """Name of a kernel, with the options that tell it from other candidates: ``near_far (clusters 64)``."""
+        options = [each.options for each in self.candidates if each.kernel == kernel.name]
+        names = sorted({name for each in options for name in each if len({repr(o.get(name)) for o in options}) > 1})
+        shown = ", ".join(f"{name} {kernel.options.get(name)}" for name in names)
+        return f"{kernel.name} ({shown})" if shown else kernel.name
+
     @property
     def protected(self) -> list[Path]:
         """What no output may replace: the source checkpoint and the samples."""
@@ -94,7 +101,7 @@ def open_task(
         DataError: The samples cannot be used.
         RecipeError: The recipe does not fit the model.
     """
-    kernels = tuple(candidates(recipe))
+    kernels = recipe.kernels()
     places = _sample_places(calib)
     if isinstance(model, nn.Module):
         return _open_loaded(model, None if places else calib, recipe, kernels, model_factory)

@@ -32,12 +32,12 @@ from reproduction.rows import ROWS, Row
 from latte_convert import LatteError, Recipe, convert
 from latte_convert.errors import nearest
 from latte_convert.evaluation.evaluate import evaluate
+from latte_convert.kernels.base import Extras
 
 PAPER = Path(__file__).resolve().parents[1] / "configs" / "paper.yaml"
 PAPERS_KERNELS = ("latte", "qt_vit")
 PROOF_SAMPLES = 24
 PROOF_CALIBRATION = 4
-ABLATED = frozenset({"tte", "jpn"})
 
 
 @dataclass
@@ -92,10 +92,12 @@ class Bench:
 def recipe_of(row: Row, kernel: str, samples: int | None = None) -> Recipe:
     """The paper's recipe with a row's settings; the tool's own for a kernel that is not in the paper."""
     values = Recipe.from_yaml(PAPER).model_dump(exclude_unset=True)
+    options = values.pop("options") | row.settings.get("options", {})
     if kernel not in PAPERS_KERNELS:
-        values = {key: values[key] for key in ("ratio", "samples")}
-    settings = {key: value for key, value in row.settings.items() if kernel == "latte" or key not in ABLATED}
-    values |= settings | {"kernel": kernel} | ({"samples": samples} if samples else {})
+        values, options = {key: values[key] for key in ("ratio", "samples")}, {}
+    elif kernel != "latte":
+        options = {name: value for name, value in options.items() if name in Extras.__annotations__}
+    values |= row.settings | {"kernel": kernel, "options": options} | ({"samples": samples} if samples else {})
     return Recipe.build(values, origin=row.name)
 
 
@@ -103,7 +105,7 @@ def runs(names: Sequence[str], kernels: Sequence[str]) -> Iterator[tuple[Row, st
     """Rows and kernels that go together."""
     for row in ROWS:
         for kernel in kernels:
-            if row.name in names and (kernel == "latte" or not ABLATED & row.settings.keys()):
+            if row.name in names and (kernel == "latte" or "options" not in row.settings):
                 yield row, kernel
 
 

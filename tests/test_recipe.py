@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from latte_convert.errors import RecipeError
-from latte_convert.recipe import Recipe
+from latte_convert.recipe import AUTO, Candidate, Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
@@ -50,13 +50,33 @@ def test_a_recipe_of_ours_goes_by_its_name_and_a_file_of_that_name_wins(tmp_path
 def test_paper_yaml_is_the_method_as_published():
     recipe = Recipe.from_yaml(CONFIGS / "paper.yaml")
     assert (recipe.kernel, recipe.scorer, recipe.mse_weight, recipe.ratio) == ("latte", "paper", 10.0, 0.67)
-    assert (recipe.tte, recipe.jpn, recipe.sigma, recipe.granularity) == (True, True, True, "layer")
-    assert (recipe.exact_prefix, recipe.key_shift, recipe.input_map) == (False, False, False)
-    assert (recipe.bias, recipe.output_map, recipe.propagate_error) == (False, False, False)
+    assert not recipe.propagate_error
+    (kernel,) = recipe.kernels()
+    on = {"tte", "jpn", "sigma"}
+    off = {"exact_prefix", "key_shift", "input_map", "bias", "output_map"}
+    assert kernel.options == {"granularity": "layer", **dict.fromkeys(on, True), **dict.fromkeys(off, False)}
 
 
 def test_an_option_wins_over_the_file():
     assert Recipe.from_yaml(CONFIGS / "paper.yaml", ratio=0.5).ratio == 0.5
+
+
+def test_options_of_the_kernel_win_one_by_one_and_go_with_their_kernel():
+    file = Recipe.from_yaml("paper").options
+    assert Recipe.from_yaml("paper", options={"granularity": "head"}).options == file | {"granularity": "head"}
+    assert Recipe.from_yaml("paper", kernel="latte").options == file
+    assert Recipe.from_yaml("paper", kernel="near_far", options={"views": 2}).options == {"views": 2}
+
+
+def test_auto_has_our_list_or_the_recipes():
+    assert [each.kernel for each in Recipe(kernel="auto").kernels()] == [each.kernel for each in AUTO]
+    own = (Candidate(kernel="elu"), Candidate(kernel="latte", options={"jpn": False}))
+    chosen = Recipe(kernel="auto", candidates=own, options={"sigma": False, "granularity": "head"}).kernels()
+    assert [each.kernel for each in chosen] == ["elu", "latte"]
+    assert chosen[0].options == {"sigma": False}
+    assert chosen[1].options == {"sigma": False, "granularity": "head", "jpn": False, "exact_prefix": True}
+    with pytest.raises(RecipeError, match="kernel 'elu' has no option 'views'"):  # nor has latte
+        Recipe(kernel="auto", candidates=own, options={"views": 2}).kernels()
 
 
 @pytest.mark.parametrize(
@@ -64,7 +84,14 @@ def test_an_option_wins_over_the_file():
     [
         ({"ratoi": 0.5}, "unknown key 'ratoi' (nearest: ratio"),
         ({"ratio": 1.5}, "ratio: Input should be less than or equal to 1"),
-        ({"granularity": "channel"}, "granularity: Input should be 'layer' or 'head'"),
+        ({"sigma": True}, "'sigma' is an option of the kernel: write options: {sigma: true} (--option sigma=true)"),
+        (
+            {"granularity": "head"},
+            "'granularity' is an option of kernel latte, taylor2: write options: {granularity: head}",
+        ),
+        ({"bias": None}, "'bias' is an option of the kernel: leave it out for what the kernel recommends"),
+        ({"window": 4}, "'window' is an option of kernel near_far: write options: {window: 4}"),
+        ({"candidates": [{"kernel": "elu", "sigma": False}]}, "write options: {sigma: false}"),
         ({"samples": 4, "min_samples": 8}, "min_samples (8) is more than samples (4)"),
         ({"ratio": 0.5, "k": 3}, "ratio and k are both given"),
         ({"k": 3, "max_flops": 0.5}, "k and max_flops are both given"),

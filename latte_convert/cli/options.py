@@ -73,6 +73,8 @@ Config = Annotated[
     ),
 ]
 
+_MOVED = ("granularity",)
+"""Former options of their own: the recipe says where each setting went."""
 _FLAGS = {"k": ("-k",), "options": ("--option",)}
 _METAVARS = {"options": "KEY=VALUE", "towers": "TOWER", "include": "PATTERN", "exclude": "PATTERN"}
 
@@ -88,7 +90,7 @@ def takes_recipe(command: Callable[..., None]) -> Callable[..., None]:
     The command is called with the recipe that they make.
     """
     signature = inspect.signature(command, eval_str=True)
-    settings = [_parameter(name) for name in Recipe.model_fields if _is_option(name)]
+    settings = [_parameter(name) for name in Recipe.model_fields if _is_option(name)] + [*map(_moved, _MOVED)]
     config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Config)
 
     @functools.wraps(command)
@@ -121,6 +123,12 @@ def _parameter(name: str) -> inspect.Parameter:
         show_default=_shown(field.default),
     )
     annotation = Annotated[(list[given] if repeatable else given) | None, option]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _moved(name: str) -> inspect.Parameter:
+    """A hidden option; whoever still gives it gets the recipe's answer."""
+    annotation = Annotated[str | None, typer.Option(f"--{name}", hidden=True)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

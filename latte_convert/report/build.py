@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import torch
 
 from latte_convert.attention import AttentionSite
-from latte_convert.calibration.candidates import label
 from latte_convert.calibration.fitted import Fitted
 from latte_convert.data.samples import fingerprint
 from latte_convert.environment import library_versions, peak_memory_bytes, tool_version
@@ -239,7 +238,7 @@ def _frontier_point(task: Task, found: Findings, point: Point) -> FrontierPoint:
     kernels = kernels_of(found.fitted, point).values()
     return FrontierPoint(
         converted=len(point.kernels),
-        kernels=dict(Counter(label(kernel, task.candidates) for kernel in kernels)),
+        kernels=dict(Counter(map(task.label, kernels))),
         flops_share=point.flops,
         predicted_error=_finite(point.error),
         cosine=_finite(point.cosine),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from latte_convert.calibration.candidates import label
 from latte_convert.calibration.fit import Fit
 from latte_convert.calibration.fitted import Fitted
 from latte_convert.data.feed import FirstOf
@@ -188,7 +187,7 @@ def _pick(task: Task, fitted: Fitted, points: Sequence[Point], margin: float) ->
         max_flops=recipe.max_flops,
         target_speedup=recipe.target_speedup,
         min_fidelity=least,
-        label=lambda site, index: label(fitted.kernels[site][index], task.candidates),
+        label=lambda site, index: task.label(fitted.kernels[site][index]),
     )
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
 from typing import Any, Literal
 
-from latte_convert.calibration.candidates import candidates
 from latte_convert.kernels.base import Extras
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.recipe import Candidate, Recipe
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 Table = Literal["main", "tte_jpn", "extras"]
 
 
@@ -71,10 +68,10 @@ _PER_HEAD = {"granularity": "head"}
 
 
 def _main() -> Iterator[Entry]:
-    paper = candidates(Recipe.from_yaml(CONFIGS / "paper.yaml"))[0]
+    paper = Recipe.from_yaml("paper").kernels()[0]
     yield Entry("latte (paper)", paper.kernel, only() | paper.options, variant="TTE and JPN")
-    linear = Recipe.from_yaml(CONFIGS / "linear.yaml")
-    free = candidates(linear)[0]
+    linear = Recipe.from_yaml("linear")
+    free = linear.kernels()[0]
     yield Entry("latte (all free)", free.kernel, only() | free.options, propagate=linear.propagate_error)
     for name in (*RIVALS, "pola", "taylor2"):
         yield Entry(name, name, _BASE)

@@ -31,7 +31,7 @@ class Row:
         task: Of ``latte eval``.
         data: Names of the data (``datasets.DATA``), as many as the task takes places.
         figures: What the paper reports, by metric of the task.
-        settings: Keys of the recipe that differ from the paper's own (``configs/paper.yaml``).
+        settings: What differs from the paper's own recipe (``configs/paper.yaml``); ``options`` are those of latte.
         templates: Prompts of ``zero-shot``.
         note: What the paper leaves open.
     """
@@ -95,7 +95,7 @@ def _ablation() -> Iterator[Row]:
     for name, parts in _ABLATION.items():
         model, note = _MODELS[name]
         for part, (text, image) in parts.items():
-            switches = {"tte": part == "tte", "jpn": part == "jpn"}
+            switches = {"options": {"tte": part == "tte", "jpn": part == "jpn"}}
             yield Row(
                 f"{name}-{part}", "Ablation of TTE and JPN", model, "coco-train", "retrieval", ("coco-captions",),
                 _recall(Figures(latte=text), Figures(latte=image)), VISION | switches,

@@ -10,12 +10,11 @@ from reference import latte_reference, softmax_reference
 from torch import Tensor, nn
 
 from latte_convert.attention import AttentionSite, SiteCall, TokenLayout
-from latte_convert.calibration.candidates import candidates
 from latte_convert.calibration.fit import Fit, SiteFit
 from latte_convert.kernels.fitting import output as output_stage
 from latte_convert.kernels.latte import fit as latte_fit
 from latte_convert.kernels.latte.kernel import LatteKernel
-from latte_convert.recipe import Recipe
+from latte_convert.recipe import Candidate
 
 HEADS, DIM, TOKENS = 3, 8, 60
 
@@ -40,17 +39,19 @@ def call(seed: int, *, mask: Tensor | None = None, causal: bool = False, tokens:
     )
 
 
-def latte(**settings) -> Recipe:
+def latte(**options) -> Candidate:
     """The kernel of the paper, with what a test wants different."""
-    return Recipe(**{"kernel": "latte", "sigma": True, "exact_prefix": False, **settings})
+    return Candidate(kernel="latte", options={"sigma": True, **options})
 
 
-def site_fit(recipe: Recipe, projection: nn.Linear | None, *, causal: bool = False) -> SiteFit:
-    return SiteFit(site(causal=causal), candidates(recipe)[0], projection, recipe.seed)
+def site_fit(candidate: Candidate, projection: nn.Linear | None, *, causal: bool = False, seed: int = 0) -> SiteFit:
+    return SiteFit(site(causal=causal), candidate, projection, seed)
 
 
-def run(recipe: Recipe, calls: list[SiteCall], projection: nn.Linear | None, *, target=None) -> Fit:
-    fit = site_fit(recipe, projection, causal=calls[0].causal)
+def run(
+    candidate: Candidate, calls: list[SiteCall], projection: nn.Linear | None, *, target=None, seed: int = 0
+) -> Fit:
+    fit = site_fit(candidate, projection, causal=calls[0].causal, seed=seed)
     for _ in range(fit.passes):
         for one in calls:
             fit.observe(one, target(one) if target else one.exact())
@@ -190,9 +191,9 @@ def test_a_masked_key_is_as_good_as_absent(projection):
 
 def test_same_seed_same_bits_and_other_seed_other_rows(projection):
     calls = [call(seed, tokens=400) for seed in range(2)]
-    first, second = (run(latte(seed=3), calls, projection).kernel for _ in range(2))
+    first, second = (run(latte(), calls, projection, seed=3).kernel for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-    first_rows, other_rows = (site_fit(latte(seed=s), projection).stages[0].rows(calls[0]) for s in (3, 4))
+    first_rows, other_rows = (site_fit(latte(), projection, seed=s).stages[0].rows(calls[0]) for s in (3, 4))
     assert not torch.equal(first_rows, other_rows)
 
 

@@ -37,7 +37,7 @@ import pytest
         (["--samples", "5", "--min-samples", "20"], 3, "min_samples (20) is more than samples (5)"),
         (["--samples", "50", "--min-samples", "20"], 3, "8 usable"),
         (["--device", "quantum"], 2, "device 'quantum' is not one of auto, cpu, cuda"),
-        (["--granularity", "channel"], 2, "channel"),
+        (["--granularity", "head"], 3, "write options: {granularity: head} (--option granularity=head)"),
         (["--nonsense"], 2, "No such option"),
     ],
 )

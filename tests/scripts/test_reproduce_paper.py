@@ -50,11 +50,14 @@ def test_every_row_can_be_run_as_it_is_written():
         assert set(row.data) <= set(DATA)
         assert row.calib in CALIBRATION
         recipe = reproduce_paper.recipe_of(row, "latte")
-        assert (recipe.kernel, recipe.scorer, recipe.mse_weight, recipe.exact_prefix) == ("latte", "paper", 10.0, False)
+        assert (recipe.kernel, recipe.scorer, recipe.mse_weight) == ("latte", "paper", 10.0)
+        assert recipe.options["exact_prefix"] is False
     assert reproduce_paper.recipe_of(BY_NAME["clip-18-of-24"], "latte").ratio == 0.75
     tte = reproduce_paper.recipe_of(BY_NAME["clip-tte"], "latte")
-    assert (tte.tte, tte.jpn, tte.towers) == (True, False, ("vision",))
-    assert reproduce_paper.recipe_of(BY_NAME["clip"], "near_far").exact_prefix is None
+    assert (tte.options["tte"], tte.options["jpn"], tte.towers) == (True, False, ("vision",))
+    assert reproduce_paper.recipe_of(BY_NAME["clip"], "near_far").options == {}
+    qt_vit = reproduce_paper.recipe_of(BY_NAME["clip"], "qt_vit")
+    assert qt_vit.kernels()[0].options["exact_prefix"] is False
 
 
 def test_the_ablation_is_of_latte_alone():
