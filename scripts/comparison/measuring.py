@@ -14,9 +14,8 @@ import torch
 
 from comparison.cases import Case, outputs
 from comparison.kernels import Entry
-from latte_convert.adapters.convert import apply
-from latte_convert.adapters.find import find_adapter
-from latte_convert.attention import Adapter, AttentionCall, AttentionSite, CallShape
+from latte_convert.adapters.host import Host
+from latte_convert.attention import AttentionCall, AttentionSite, CallShape
 from latte_convert.bench.memory import peak_memory
 from latte_convert.bench.timing import Timed, ratio, take_turns, timing
 from latte_convert.calibration.fit import Fit
@@ -48,12 +47,12 @@ class Probe:
     """What one pass of the original tells of a case.
 
     Attributes:
-        adapter: Of the model's library.
+        host: The model with the adapter of its library.
         sites: The sites that every kernel can serve.
         calls: The call of each of them on the first held-out sample.
     """
 
-    adapter: Adapter
+    host: Host
     sites: list[AttentionSite]
     calls: dict[str, AttentionCall]
 
@@ -71,17 +70,17 @@ class Probe:
 
 def probe(case: Case) -> Probe:
     """Run the original once and keep what its attention sees."""
-    adapter = find_adapter(case.model)
+    host = Host.of(case.model)
     sites = [
         site
-        for site in adapter.sites(case.model)
+        for site in host.sites()
         if site.eligible and site.kind == "self" and not site.causal and case.tower in (None, site.tower)
     ]
     calls: dict[str, AttentionCall] = {}
     handlers = {site.name: partial(calls.__setitem__, site.name) for site in sites}  # leaves the call to the original
-    with case.host.watch(handlers):
+    with host.watch(handlers):
         outputs(case.model, case.holdout[:1])
-    return Probe(adapter, sites, calls)
+    return Probe(host, sites, calls)
 
 
 def measure_case(case: Case, entries: Sequence[Entry], save: Save) -> None:
@@ -90,7 +89,7 @@ def measure_case(case: Case, entries: Sequence[Entry], save: Save) -> None:
     for start in range(0, len(entries), TOGETHER):
         group = entries[start : start + TOGETHER]
         candidates = [entry.candidate(seen.tokens) for entry in group]
-        fits = calibrate(case.model, seen.adapter, seen.sites, candidates, BatchFeed(case.fitting))
+        fits = calibrate(seen.host, seen.sites, candidates, BatchFeed(case.fitting))
         for i, entry in enumerate(group):
             save(measure_kernel(case, seen, entry, {name: each[i] for name, each in fits.items()}))
 
@@ -131,14 +130,14 @@ def refit(case: Case, seen: Probe, entry: Entry, names: Sequence[str]) -> dict[s
     """Fits of some sites, each on what it gets behind those before it; sites are listed in the order they run in."""
     sites = [site for site in seen.sites if site.name in names]
     candidates = dict.fromkeys(names, entry.candidate(seen.tokens))
-    return recalibrate(case.model, seen.adapter, sites, candidates, BatchFeed(case.fitting))
+    return recalibrate(seen.host, sites, candidates, BatchFeed(case.fitting))
 
 
 def rank(case: Case, seen: Probe, kernels: Mapping[str, Kernel]) -> list[str]:
     """Sites by what converting each alone does to the output on calibration samples."""
     sites = [site for site in seen.sites if site.name in kernels]
     candidates = {name: [kernel] for name, kernel in kernels.items()}
-    scores = isolated_scores(case.model, seen.adapter, sites, candidates, BatchFeed(case.fitting[:SCORED]))
+    scores = isolated_scores(seen.host, sites, candidates, BatchFeed(case.fitting[:SCORED]))
     return sorted(scores, key=lambda name: scores[name][0].value)
 
 
@@ -152,7 +151,7 @@ def fidelity(case: Case, seen: Probe, kernels: Mapping[str, Kernel], entry: Entr
     """Agreement of the final output on held-out samples, and what the model is for."""
     ablation = entry.table == "extras"
     held = case.holdout[:ABLATED] if ablation else case.holdout
-    with apply(case.model, seen.adapter, kernels):
+    with seen.host.convert(kernels):
         found = outputs(case.model, held)
         task = None if ablation else case.task(found)
     prefix = max(shape.layout.prefix for shape in seen.shapes.values())
