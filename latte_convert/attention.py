@@ -143,6 +143,42 @@ class AttentionCall:
         hidden = ~self.mask[:, None, :, None]
         return replace(self, key=self.key.masked_fill(hidden, 0), value=self.value.masked_fill(hidden, 0))
 
+    def without_padding(self) -> tuple[Self, Tensor]:
+        """A call of one sample without the masked tokens around its own, as if it had never been padded.
+
+        Of a sequence what stands before the first and behind the last visible key goes, of a grid the rows and
+        columns around the visible ones; in self-attention their queries go with them. What is masked inside stays.
+
+        Returns:
+            The call, and the places of its queries in this one.
+        """
+        assert self.mask is not None
+        first, grid = min(self.layout.prefix, self.key.shape[2]), self.layout.grid
+        seen = self.mask[0, first:]
+        if grid is not None and grid[0] * grid[1] == len(seen):
+            rows, columns = (seen.reshape(grid).any(side).nonzero()[:, 0] for side in (1, 0))
+            if len(rows):
+                rows, columns = (torch.arange(int(i[0]), int(i[-1]) + 1, device=i.device) for i in (rows, columns))
+            own = (rows[:, None] * grid[1] + columns).flatten()
+            grid = (len(rows), len(columns))
+        else:
+            own = seen.nonzero()[:, 0]
+            if len(own):
+                own = torch.arange(int(own[0]), int(own[-1]) + 1, device=own.device)
+        keys = torch.cat([torch.arange(first, device=own.device), own + first])
+        queries = torch.arange(self.query.shape[2], device=own.device)
+        if self.layout.aligned and len(queries) == self.key.shape[2]:
+            queries = keys
+        mask = self.mask[:, keys]
+        return replace(
+            self,
+            query=self.query[:, :, queries],
+            key=self.key[:, :, keys],
+            value=self.value[:, :, keys],
+            mask=None if bool(mask.all()) else mask,
+            layout=replace(self.layout, grid=grid),
+        ), queries
+
     def sample(self, index: int) -> Self:
         """The same call for one sample of the batch, as a batch of one."""
         one = slice(index, index + 1)

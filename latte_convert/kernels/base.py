@@ -133,6 +133,26 @@ class Kernel(nn.Module, ABC):
             raise UsageError(f"{reason}: set another `kernel` for this site, such as latte")
         if not (call.query.shape[0] and call.query.shape[2] and call.key.shape[2]):
             return call.query.new_zeros(*call.query.shape[:3], call.value.shape[3])
+        if self.mixes_queries and call.mask is not None and not torch.compiler.is_compiling():
+            return self._each_alone(call)
+        return self._attend(call)
+
+    def _each_alone(self, call: AttentionCall) -> Tensor:
+        """Sample by sample, each on its own tokens: padding, and what else is in the batch, changes nothing.
+
+        The values of a mask are unknown to a compiler; there, windows and blocks are those of the padded length.
+        """
+        out = []
+        for index in range(call.query.shape[0]):
+            own, queries = call.sample(index).without_padding()
+            rows = call.query.new_zeros(1, *call.query.shape[1:3], call.value.shape[3])
+            if own.key.shape[2]:
+                rows = rows.index_copy(2, queries, self._attend(own))
+            out.append(rows)
+        return torch.cat(out)
+
+    def _attend(self, call: AttentionCall) -> Tensor:
+        """``attend`` with the extras around it, and what is not finite kept where it is."""
         call = call.masked()
         prefix = self.exact_rows(call.shape)
         query, key = self.reframe(call.query[:, :, prefix:], call.key)

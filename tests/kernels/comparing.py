@@ -29,8 +29,10 @@ def tokens(queries: int, keys: int, *, batch: int = 2, dtype: torch.dtype = torc
 
 
 def some_mask(keys: int) -> Tensor:
-    """Two rows of random keys: the first of them sees none at all."""
-    return torch.stack([torch.zeros(keys, dtype=torch.bool), torch.rand(keys) > 0.4])
+    """Two rows of random keys: the first of them sees none at all, the second both ends: there is no padding."""
+    seen = torch.rand(keys) > 0.4
+    seen[:5] = seen[-1] = True
+    return torch.stack([torch.zeros(keys, dtype=torch.bool), seen])
 
 
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:

@@ -24,9 +24,10 @@ SHAPES = [(1, 1, 1), (9, 9, 9), (24, 24, 6), (29, 29, 5), (7, 7, 1), (26, 29, 6)
 
 
 def some_mask(keys: int) -> Tensor:
-    """Random keys for the second sample, with a long run unseen; none at all for the first."""
+    """Random keys for the second sample, both ends among them and a long run unseen; none at all for the first."""
     seen = torch.rand(keys) > 0.3
     seen[keys // 4 : 3 * keys // 4] = False
+    seen[0] = seen[-1] = True
     return torch.stack([torch.zeros(keys, dtype=torch.bool), seen])
 
 
