@@ -15,6 +15,10 @@ RECORD = "latte_record"
 """Name under which a hybrid carries what its manifest will say."""
 
 
+FACTORY = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*"
+"""Pattern of ``package.module:function``, which builds a module of your own."""
+
+
 def is_ours(key: str) -> bool:
     """Whether a key names a tensor of a kernel: ``<site>.latte.<parameter>``."""
     parts = key.split(".")

@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from latte_convert.checkpoints.module import FACTORY
 from latte_convert.errors import IntegrityError
-from latte_convert.names import MANIFEST
+from latte_convert.names import FACTORY, MANIFEST
 from latte_convert.reading import read_json
 
 MANIFEST_VERSION = 1
@@ -50,7 +49,7 @@ class ModuleRecord(_Model):
 
     kind: str = Field(description="Import path of its class, package.module:Class.")
     factory: str | None = Field(
-        pattern=f"^{FACTORY.pattern}$", description="Import path of a function that builds it, package.module:function."
+        pattern=f"^{FACTORY}$", description="Import path of a function that builds it, package.module:function."
     )
 
 

@@ -16,15 +16,13 @@ from torch import nn
 from latte_convert.checkpoints.base import Checkpoint
 from latte_convert.checkpoints.weights import Place, read_file, weight_files
 from latte_convert.errors import CheckpointError, first_line
+from latte_convert.names import FACTORY
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from latte_convert.data.feed import Processor
     from latte_convert.data.samples import Modality
-
-FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-"""``package.module:function``."""
 
 
 def build_module(factory: str) -> nn.Module:
@@ -36,7 +34,7 @@ def build_module(factory: str) -> nn.Module:
     Raises:
         CheckpointError: It cannot be imported, fails, or returns something else.
     """
-    if not FACTORY.fullmatch(factory):
+    if not re.fullmatch(FACTORY, factory):
         raise CheckpointError(f"the model factory '{factory}' is not of the form package.module:function.")
     home, _, path = factory.partition(":")
     try:
