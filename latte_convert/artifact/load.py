@@ -18,7 +18,7 @@ from latte_convert.artifact.record import record_loading
 from latte_convert.checkpoints.module import build_module
 from latte_convert.errors import CheckpointError, IntegrityError, LatteError, UsageError, first_line, nearest
 from latte_convert.kernels.base import Kernel
-from latte_convert.kernels.registry import get_kernel
+from latte_convert.kernels.registry import get_kernel, kernel_names
 from latte_convert.names import is_ours
 from latte_convert.wording import some
 
@@ -212,6 +212,11 @@ def _build(site: SiteRecord, tensors: dict[str, Tensor]) -> Kernel:
 
 
 def _make(site: SiteRecord, device: str) -> Kernel:
+    if site.kernel not in kernel_names():
+        raise IntegrityError(
+            f"{site.name}: kernel '{site.kernel}' is unknown here ({nearest(site.kernel, kernel_names())}). Install "
+            "the package that offers it, or import the module that registers it, and load again."
+        )
     try:
         with torch.device(device):
             kernel: Kernel = get_kernel(site.kernel)(site.heads, site.head_dim, **site.options)
