@@ -78,7 +78,7 @@ def faults(run: Run, outcome: Outcome, attack: Attack) -> Iterator[str]:
         return
     elif outcome.code not in run.codes:
         yield f"exit code {outcome.code}: {last[:400]}"
-    elif outcome.code and not last.startswith("latte: "):
+    elif outcome.code and not any(line.startswith("latte: ") for line in said):
         yield f"exit code {outcome.code} without a sentence: {last[:200]}"
     if "Traceback (most recent" in outcome.stderr or "Exception ignored" in outcome.stderr:
         yield f"a traceback: {last[:200]}"
@@ -93,9 +93,9 @@ def left_behind(run: Run, outcome: Outcome, place: Path) -> Iterator[str]:
     work = place / "work"
     if (work / damage.MARKER).exists():
         yield "code of the input has run"
-    if outcome.code and run.absent is not None and run.absent.exists():
+    if outcome.code and run.absent is not None and os.path.lexists(run.absent):
         yield f"{run.absent.name} is there although the command failed"
-    for path in (*work.rglob(".*.tmp-*"), *(place / "tmp").iterdir()):
+    for path in (*work.rglob(".*.tmp-*"), *(place / "tmp").iterdir()) if run.clean else ():
         yield f"left behind: {path.name}"
     for path in work.rglob("*.html"):
         if path.is_file() and damage.PAYLOAD.encode() in path.read_bytes():

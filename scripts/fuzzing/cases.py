@@ -95,13 +95,15 @@ def _content(path: Path) -> bytes | None:
 
 def _vouch(copy: Path, touched: list[str]) -> bool:
     """Write the digests of damaged files into the manifest, where both can be read."""
+    if _content(copy / "latte.json") is None:
+        return False
     try:
         manifest = json.loads((copy / "latte.json").read_text())
         for name in (name for name in touched if _content(copy / name) is not None):
             part = "files" if name in manifest["files"] else "results"
             manifest[part][name] = sha256_file(copy / name)
         (copy / "latte.json").write_text(json.dumps(manifest))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
     return bool(touched)
 
@@ -116,7 +118,7 @@ def checkpoint(random: Random, material: Path, work: Path) -> Case:
     if random.random() < 0.1:
         what += "; " + _pickle(copy)
     out: tuple[Any, ...] = ("--out", "hybrid") if random.random() < 0.5 else ("--dry-run",)
-    extra = random.choice(((), (), ("--kernel", "latte"), ("--allow-pickle",)))
+    extra = ("--kernel", "latte", *random.choice(((), (), ("--allow-pickle",))))
     arguments = ("convert", copy, "--calib", material / CALIBRATION[name], *FEW, *out, *extra)
     return Case("checkpoint", f"{name}: {what}", [run(*arguments, absent=work / "hybrid")])
 
@@ -140,7 +142,7 @@ def recipe(random: Random, material: Path, work: Path) -> Case:
     """A damaged recipe, or a bad value behind an option."""
     import yaml
 
-    settings: dict[str, Any] = {"kernel": "near_far", "samples": 4, "min_samples": 2, "ratio": 0.5}
+    settings: dict[str, Any] = {"kernel": "latte", "samples": 4, "min_samples": 2, "ratio": 0.5}
     from latte_convert.recipe import Recipe
 
     for key in random.sample(sorted(Recipe.model_fields), random.choice((1, 1, 1, 2))):
@@ -195,7 +197,7 @@ def results(random: Random, material: Path, work: Path) -> Case:
         content = text.encode("utf-8", "surrogatepass")
     (copy / name).write_bytes(content)
     vouched = random.random() < 0.6 and _vouch(copy, [name])
-    other = material / "artifacts" / "other"
+    other = shutil.copytree(material / "artifacts" / "other", work / "other")
     command = random.choice((
         ("verify", copy), ("inspect", copy), ("report", copy), ("report", copy, "--plots", "--overwrite"),
         ("report", copy, other, "-o", "page.html"), ("report", copy / "report.json", "-o", "alone.html"),
@@ -220,7 +222,7 @@ def kill(random: Random, material: Path, work: Path) -> Case:
     after = random.uniform(0, {"convert": 2.5, "restore": 0.6, "report": 0.8, "eval": 1.5}[str(command[0])])
     runs = [
         run(*command, kill=(how, after), codes=(0, 130)),
-        run("verify", hybrid, codes=(0,)),
+        run("verify", hybrid, codes=(0,), clean=False),
         run(*command, codes=(0,)),
         run("verify", hybrid, codes=(0,)),
     ]

@@ -32,8 +32,8 @@ def build(folder: Path) -> None:
     }  # fmt: skip
     for name in MODELS:
         makers[name](folder / "models" / name)
-        latte("convert", folder / "models" / name, "--calib", folder / CALIBRATION[name], *FEW, "--ratio", 1,
-              "--out", folder / "artifacts" / name)  # fmt: skip
+        arguments = (*FEW, "--kernel", "latte", "--ratio", 1, "--out", folder / "artifacts" / name)
+        latte("convert", folder / "models" / name, "--calib", folder / CALIBRATION[name], *arguments)
     vit = folder / "artifacts" / "vit"
     for command in (
         ("eval", vit, "--task", "fidelity", "--data", folder / "photos", "--out", vit / "eval-fidelity.json"),

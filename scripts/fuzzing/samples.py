@@ -33,7 +33,7 @@ def data(random: Random, material: Path, work: Path) -> Case:
 
 
 def _convert(model: str, calib: object, material: Path, *extra: object) -> Case:
-    arguments = ("score", material / "models" / model, "--calib", calib, *FEW, "--json", *extra)
+    arguments = ("score", material / "models" / model, "--calib", calib, *FEW, "--kernel", "latte", "--json", *extra)
     return Case("data", "", [run(*arguments)])
 
 
@@ -169,9 +169,22 @@ def _names(random: Random, material: Path, work: Path) -> Case:
         folder = folder.rename(work / os.fsdecode(name))
         case = _convert("vit", folder, material)
     elif where == 2:
-        out = work / os.fsdecode(name[:-4] + b"x" * random.choice((0, 0, 300)))
+        out = work / os.fsdecode((name[:-4] or b"out") + b"x" * random.choice((0, 0, 300)))
         case = _convert("vit", folder, material)
-        case.runs = [run("convert", material / "models" / "vit", "--calib", folder, *FEW, "--out", out, absent=out)]
+        case.runs = [
+            run(
+                "convert",
+                material / "models" / "vit",
+                "--calib",
+                folder,
+                *FEW,
+                "--kernel",
+                "latte",
+                "--out",
+                out,
+                absent=out,
+            )
+        ]
     else:
         out = work / os.fsdecode(name[:-4] + random.choice((b"", b"x" * 300)) + b".html")
         case = _convert("vit", folder, material, "--out", out)

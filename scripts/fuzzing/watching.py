@@ -7,6 +7,7 @@ every program that is started, and every file that is written; what it sees is t
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import resource
 import runpy
@@ -39,6 +40,7 @@ class Run:
         kill: A signal and the seconds after which it is sent.
         real: As a process of its own, started as a user does.
         file_bytes: Largest file it may write: the disk is full there.
+        clean: Whether nothing temporary may be there afterwards.
     """
 
     arguments: tuple[str, ...]
@@ -47,6 +49,7 @@ class Run:
     kill: tuple[signal.Signals, float] | None = None
     real: bool = False
     file_bytes: int | None = None
+    clean: bool = True
 
 
 @dataclass
@@ -72,11 +75,13 @@ class Outcome:
 
 @dataclass
 class Watched:
-    """A command that runs: its process, and the files that hold what it says."""
+    """A command that runs: its process, and the pipes through which it speaks."""
 
     run: Run
     place: Path
     pid: int
+    pipes: tuple[int, int, int]
+    said: list[bytes] = field(default_factory=lambda: [b"", b"", b""])
     started: float = field(default_factory=time.monotonic)
     killed: bool = False
     hung: bool = False
@@ -84,6 +89,7 @@ class Watched:
     def poll(self) -> Outcome | None:
         """What it did, once it has ended; sends the signals that are due."""
         ended, status, usage = os.wait4(self.pid, os.WNOHANG)
+        self._listen()
         passed = time.monotonic() - self.started
         if not ended:
             if self.run.kill and not self.killed and passed >= self.run.kill[1]:
@@ -94,72 +100,85 @@ class Watched:
                 self.hung = True
             return None
         code = os.waitstatus_to_exitcode(status)
-        said = [(self.place / name).read_text(errors="replace") for name in ("stdout", "stderr", "seen")]
+        for pipe in self.pipes:
+            os.close(pipe)
+        said = [each.decode(errors="replace") for each in self.said]
         hung = self.hung or code == -signal.SIGXCPU or usage.ru_utime + usage.ru_stime > SECONDS
         return Outcome(code, said[0], said[1], sorted(set(said[2].splitlines())), hung, self.killed)
+
+    def _listen(self) -> None:
+        """Take what is in the pipes."""
+        for i, pipe in enumerate(self.pipes):
+            with contextlib.suppress(BlockingIOError):
+                while piece := os.read(pipe, 1 << 20):
+                    self.said[i] += piece
 
 
 def start(run: Run, place: Path) -> Watched:
     """Start a command in the folder ``work`` of ``place``."""
     (place / "tmp").mkdir(exist_ok=True)
-    for name in ("stdout", "stderr", "seen"):
-        (place / name).write_text("")
-    if run.real:
-        return Watched(run, place, _process(run, place))
-    pid = os.fork()
-    if pid == 0:
-        code = 70
-        try:
-            code = _child(run, place)
-        finally:
-            os._exit(code)
-    return Watched(run, place, pid)
+    pairs = [os.pipe() for _ in range(3)]
+    (out, err, seen), writing = (tuple(pair[i] for pair in pairs) for i in (0, 1))
+    for pipe in (out, err, seen):
+        os.set_blocking(pipe, False)
+    pid = _process(run, place, writing) if run.real else _fork(run, place, writing)
+    for pipe in writing:
+        os.close(pipe)
+    return Watched(run, place, pid, (out, err, seen))
 
 
-def _process(run: Run, place: Path) -> int:
+def _process(run: Run, place: Path, pipes: tuple[int, ...]) -> int:
     """The command as a user starts it; the hook is put in front of it."""
-    code = "import sys; from fuzzing.watching import attend; attend(sys.argv[1], sys.argv[2:])"
-    with (place / "stdout").open("w") as out, (place / "stderr").open("w") as err:
-        process = subprocess.Popen(  # waited for by its number
-            [sys.executable, "-c", code, str(place), *run.arguments],
-            cwd=place / "work",
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "scripts"))),
-                "TMPDIR": str(place / "tmp"),
-            },
-            preexec_fn=lambda: _limit(run, 24 << 30),
-        )
+    code = "import sys; from fuzzing.watching import attend; attend(sys.argv[1], int(sys.argv[2]), sys.argv[3:])"
+    process = subprocess.Popen(  # waited for by its number
+        [sys.executable, "-c", code, str(place), str(pipes[2]), *run.arguments],
+        cwd=place / "work",
+        stdin=subprocess.DEVNULL,
+        stdout=pipes[0],
+        stderr=pipes[1],
+        pass_fds=[pipes[2]],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "scripts"))),
+            "TMPDIR": str(place / "tmp"),
+        },
+        preexec_fn=lambda: _limit(run, 24 << 30),
+    )
     process.returncode = 0
     return process.pid
 
 
-def attend(place: str, arguments: list[str]) -> None:
-    """Run the command line in this process, seen by the hook."""
-    _hook(Path(place))
+def attend(place: str, told: int, arguments: list[str]) -> None:
+    """Run the command line in this process, seen by the hook, which tells through a pipe."""
+    _hook(Path(place), told)
     sys.argv = ["latte", *arguments]
     runpy.run_module("latte_convert", run_name="__main__")
 
 
-def _child(run: Run, place: Path) -> int:
+def _fork(run: Run, place: Path, pipes: tuple[int, ...]) -> int:
+    """The command in a fork of this process."""
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        try:
+            code = _child(run, place, pipes)
+        finally:
+            os._exit(code)
+    return pid
+
+
+def _child(run: Run, place: Path, pipes: tuple[int, ...]) -> int:
     """In the fork: the command, and what Python does at its end."""
     os.chdir(place / "work")
     os.environ["TMPDIR"] = str(place / "tmp")
     tempfile.tempdir = None
-    for number, name, flags in (
-        (0, os.devnull, os.O_RDONLY),
-        (1, place / "stdout", os.O_WRONLY),
-        (2, place / "stderr", os.O_WRONLY),
-    ):
-        os.dup2(os.open(name, flags), number)
+    for number, pipe in ((0, os.open(os.devnull, os.O_RDONLY)), (1, pipes[0]), (2, pipes[1])):
+        os.dup2(pipe, number)
     sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1)  # noqa: SIM115
     _limit(run, _mapped() + MEMORY)
     try:
-        attend(str(place), list(run.arguments))
+        attend(str(place), pipes[2], list(run.arguments))
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(bool(end.code))
     finally:
@@ -182,9 +201,8 @@ def _limit(run: Run, memory: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (run.file_bytes, run.file_bytes))
 
 
-def _hook(place: Path) -> None:
+def _hook(place: Path, told: int) -> None:
     """Tell of every socket, every program that is started, and every change outside the folder."""
-    told = os.open(place / "seen", os.O_WRONLY | os.O_APPEND)
     inside = (str(place.resolve()), os.devnull, "/dev/shm", "/proc/self")  # noqa: S108 (shared memory of libraries)
 
     def tell(event: str, detail: object) -> None:
