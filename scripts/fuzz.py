@@ -131,7 +131,7 @@ def attack(numbers: list[int], options: argparse.Namespace, material: Path, plac
                 _remove(each.place)
         if not over:
             time.sleep(0.003)
-        if options.limit and time.monotonic() - options.started > options.limit:
+        if time.monotonic() > options.until:
             waiting.clear()
     return ended
 
@@ -172,7 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", type=int, nargs="+", metavar="NUMBER", help="repeat these cases")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of attack [all]")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cases at once [cores]")
-    parser.add_argument("--limit", type=float, metavar="SECONDS", help="begin no case after this time")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="begin no case later than this")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the files of every case here")
     options = parser.parse_args(arguments)
     options.started = time.monotonic()
@@ -188,6 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         build(temporary / "material")
         print(f"material in {time.monotonic() - options.started:.0f} s", flush=True)
+        options.until = time.monotonic() + (options.limit or float("inf"))
         numbers = options.only or list(range(options.count))
         ended = attack(numbers, options, temporary / "material", options.keep or temporary / "cases")
     finally:
