@@ -32,7 +32,7 @@ def program() -> None:
 
 
 def outside() -> None:
-    Path("/tmp/outside-of-the-case").touch()
+    Path("../../outside").write_text("")
 
 
 def crash() -> None:
@@ -70,11 +70,12 @@ def half_done() -> None:
 @pytest.fixture
 def faults_of(monkeypatch, tmp_path) -> Callable[[Callable[[], None], Run], list[str]]:
     """What is seen of a command that does something."""
-    (tmp_path / "work").mkdir()
+    place = tmp_path / "case"
+    (place / "work").mkdir(parents=True)
 
     def watch(act: Callable[[], None], command: Run) -> list[str]:
         monkeypatch.setattr("latte_convert.artifact.verify.verify", lambda *_, **__: act())
-        attack = fuzz.Attack(0, Case("test", "", [command]), tmp_path)
+        attack = fuzz.Attack(0, Case("test", "", [command]), place)
         until = time.monotonic() + 60
         while not attack.step():
             assert time.monotonic() < until
@@ -89,7 +90,7 @@ def faults_of(monkeypatch, tmp_path) -> Callable[[Callable[[], None], Run], list
     [
         (socket, "socket.connect"),
         (program, "subprocess.Popen"),
-        (outside, "/tmp/outside-of-the-case"),
+        (outside, "/outside'"),
         (crash, "exit code 1: latte: internal error: KeyError"),
         (leave, "left behind: .out.tmp-12345678"),
         (run_code, "code of the input has run"),
@@ -102,7 +103,7 @@ def faults_of(monkeypatch, tmp_path) -> Callable[[Callable[[], None], Run], list
 )
 def test_what_a_command_may_never_do_is_seen(faults_of, monkeypatch, tmp_path, act, seen):
     monkeypatch.setattr(watching, "SECONDS", 5 if act is hang else 60)
-    faults = faults_of(act, run("verify", ".", absent=tmp_path / "work" / "out"))
+    faults = faults_of(act, run("verify", ".", absent=tmp_path / "case" / "work" / "out"))
     assert any(seen in fault for fault in faults), faults
 
 
