@@ -17,6 +17,7 @@ PAIRS = [("a.jpg", "A dog, running."), ("a.jpg", "One dog"), ("b.jpg", 'A "cat"'
             "results.csv",
             'image_name| comment_number| comment\na.jpg| 0| A dog, running.\na.jpg|1|One dog\nb.jpg|0|A "cat"\n',
         ),
+        ("results.txt", 'a.jpg\t0\tA dog, running.\na.jpg\t1\tOne dog\nb.jpg\t0\tA "cat"\n'),
         ("results.token", 'a.jpg#0\tA dog, running.\na.jpg#1\tOne dog\nb.jpg#0\tA "cat"\n'),
         (
             "rows.jsonl",
