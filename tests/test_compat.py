@@ -9,7 +9,8 @@ import open_clip
 import pytest
 import torch
 import transformers as hf
-from tiny_models import build, whisper_config
+from tiny_models import build
+from tiny_parts import whisper_config
 
 from latte_convert import compat
 from latte_convert.adapters.hf import HFAdapter

@@ -8,7 +8,8 @@ import pytest
 import torch
 import transformers as hf
 from helpers import ADAPTER, Exact, assert_same, eligible, latte_kernels
-from tiny_models import BY_NAME, build, text
+from tiny_models import BY_NAME, build
+from tiny_parts import text
 from torch import Tensor, nn
 
 from latte_convert.adapters.convert import apply

@@ -11,7 +11,8 @@ import pytest
 import torch
 import transformers as hf
 from helpers import ADAPTER, Exact, assert_same, eligible, exact_handlers
-from tiny_models import BY_NAME, FAMILIES, build, pixels, text, whisper_config
+from tiny_models import BY_NAME, FAMILIES, build
+from tiny_parts import pixels, text, whisper_config
 from torch import Tensor, nn
 
 from latte_convert.adapters.host import Host

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from helpers import ADAPTER, assert_same, eligible, latte_kernels
-from tiny_models import BY_NAME, FAMILIES, build, pixels, text
+from tiny_models import BY_NAME, FAMILIES, build
+from tiny_parts import pixels, text
 from torch import Tensor, nn
 
 from latte_convert.adapters.convert import Applied, apply

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from helpers import ADAPTER, Exact, assert_same, eligible, exact_handlers, latte_kernels
-from tiny_models import BY_NAME, build, text
+from tiny_models import BY_NAME, build
+from tiny_parts import text
 from torch import Tensor, nn
 
 from latte_convert.adapters.convert import apply

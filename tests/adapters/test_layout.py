@@ -12,7 +12,8 @@ from helpers import Exact, assert_same, eligible
 from open_clip.model import CLIP
 from timm_models import PATCHED, create
 from timm_models import build as build_timm
-from tiny_models import BY_NAME, TorchDetector, build, pixels, text
+from tiny_models import BY_NAME, build
+from tiny_parts import TorchDetector, pixels, text
 from torch import Tensor, nn
 
 from latte_convert.adapters.find import find_adapter

@@ -10,7 +10,8 @@ import pytest
 import torch
 from helpers import eligible, latte_kernels
 from timm_models import PATCHED, create
-from tiny_models import TorchDetector, build, pixels
+from tiny_models import build
+from tiny_parts import TorchDetector, pixels
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 

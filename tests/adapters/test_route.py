@@ -14,7 +14,8 @@ from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_mod
 from helpers import Exact, eligible, latte_kernels
 from timm_models import build as build_timm
 from timm_models import images
-from tiny_models import BY_NAME, TorchDetector, build
+from tiny_models import BY_NAME, build
+from tiny_parts import TorchDetector
 from torch import Tensor, nn
 
 from latte_convert.adapters.host import Host

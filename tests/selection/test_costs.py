@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from adapters import tiny_models
+from tiny_parts import pixels
 
 from latte_convert.adapters.host import Host
 from latte_convert.data.feed import BatchFeed
@@ -39,6 +40,6 @@ def test_a_site_that_is_not_called_costs_nothing():
 
             return (Inputs(batch, "get_image_features", "vision") for batch in self.batches)
 
-    costs = site_costs(host, kernels, Images([tiny_models.pixels(1)]))
+    costs = site_costs(host, kernels, Images([pixels(1)]))
     assert {site.tower for site in sites if costs[site.name].exact > 0} == {"vision"}
     assert {costs[site.name].kernels for site in sites if site.tower == "text"} == {(0,)}

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from adapters.tiny_models import _rt_detr_config
 from data.coco import official
 from PIL import Image
+from tiny_parts import rt_detr_config
 
 import latte_convert
 from latte_convert.checkpoints.resolve import resolve
@@ -97,7 +97,7 @@ def coco(photos, tmp_path_factory):
 def test_rt_detr_on_photographs_of_different_sizes(coco, tmp_path):
     torch.manual_seed(0)
     names = [c["name"] for c in json.loads((coco / "annotations" / "instances_val2017.json").read_text())["categories"]]
-    config = _rt_detr_config()
+    config = rt_detr_config()
     config.id2label = dict(enumerate(names))
     config.label2id = {name: i for i, name in enumerate(names)}
     model = transformers.RTDetrForObjectDetection(config).eval()
