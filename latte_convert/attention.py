@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
@@ -26,13 +27,18 @@ class TokenLayout:
 
     Attributes:
         prefix: Number of leading tokens that are not on the grid (CLS, registers).
-        grid: ``(height, width)`` of the remaining keys, or None for a sequence.
+        grid: ``(height, width)`` of the remaining keys, ``(frames, height, width)`` of a video, or None for a sequence.
         aligned: Whether query ``i`` and key ``i`` are the same token (self-attention).
     """
 
     prefix: int = 0
-    grid: tuple[int, int] | None = None
+    grid: tuple[int, ...] | None = None
     aligned: bool = True
+
+    @property
+    def plane(self) -> tuple[int, int] | None:
+        """Height and width of the grid, for kernels of two dimensions: the frames of a video one below the other."""
+        return None if self.grid is None else (prod(self.grid[:-1]), self.grid[-1])
 
 
 def _sequence() -> TokenLayout:

@@ -71,8 +71,9 @@ class HFAdapter:
             config: Any = copy.copy(module.config)
             compat.set_attention_implementation(config, IMPLEMENTATION)
             settings |= {"eager": hf_sites.eager_function(type(module)), "attributes": {"config": config}}
-        prefix, cross = hf_sites.prefix_tokens(model, described), described.kind == "cross"
-        return route_site(model, site, handler, stand_in, prefix=prefix, cross=cross, **settings)
+        image, prefix = hf_sites.image_tokens(model, described)
+        cross = described.kind == "cross"
+        return route_site(model, site, handler, stand_in, image=image, prefix=prefix, cross=cross, **settings)
 
     def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
         """The linear layer that reads the attention output, or None where it cannot be told."""

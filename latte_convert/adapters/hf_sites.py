@@ -69,8 +69,8 @@ def output_projection(model: nn.Module, name: str, module: nn.Module) -> nn.Line
     return None
 
 
-def prefix_tokens(model: nn.Module, site: AttentionSite) -> int | None:
-    """CLS and register tokens before the patches among a site's keys; None where the keys are no image.
+def image_tokens(model: nn.Module, site: AttentionSite) -> tuple[bool, int | None]:
+    """Whether a site's keys may be an image, and how many CLS and register tokens stand before it; None if not told.
 
     The keys are one in a vision tower, in a detector's encoder and in the cross-attention to it, and in audio towers
     that embed patches of a spectrogram.
@@ -78,23 +78,23 @@ def prefix_tokens(model: nn.Module, site: AttentionSite) -> int | None:
     if site.tower in ("encoder", "decoder"):
         seen = getattr(model, "main_input_name", None) == "pixel_values"
         if not seen or (site.tower == "decoder" and site.kind == "self"):  # the latter's are object queries
-            return None
+            return False, None
     elif site.tower == "text":
-        return None
+        return False, None
     # The keys of cross-attention are the encoder's tokens.
     holders = [getattr(model, "encoder", model)] if site.kind == "cross" else ancestors(model, site.name)
     for holder in holders:
         if (_first(holder, "num_windows") or 1) > 1:
-            return None  # window by window, each with its own CLS token
+            return False, None  # window by window, each with its own CLS token
         embeddings = getattr(holder, "embeddings", None)
         if embeddings is None:
             continue
         if isinstance(getattr(embeddings, "detection_tokens", None), Tensor):
-            return None  # behind the patches
+            return False, None  # behind the patches
         names = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
         tokens = [token for token in (getattr(embeddings, n, None) for n in names) if isinstance(token, Tensor)]
-        return sum(token.shape[1] if token.dim() == 3 else 1 for token in tokens)
-    return 0
+        return True, sum(token.shape[1] if token.dim() == 3 else 1 for token in tokens)
+    return True, None
 
 
 def dispatches(kind: type[nn.Module]) -> bool:

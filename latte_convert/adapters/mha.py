@@ -52,8 +52,8 @@ class TorchAdapter:
         tower = _tower(site)
         cross = describe(site, module, tower=tower).kind == "cross"
         # Keys of a detector are its feature map; object queries and tokens of an unknown model are none.
-        prefix = 0 if cross or tower in ("vision", "encoder") else None
-        return route_site(model, site, handler, stand_in, prefix=prefix, cross=cross)
+        image = cross or tower in ("vision", "encoder")
+        return route_site(model, site, handler, stand_in, image=image, cross=cross)
 
     def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
         """The module's ``out_proj``."""

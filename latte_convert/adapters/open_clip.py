@@ -71,7 +71,7 @@ class OpenClipAdapter:
         torchs = isinstance(model.get_submodule(site), nn.MultiheadAttention)
         return route_site(
             model, site, handler, mha.stand_in if torchs else sdpa.stand_in,
-            prefix=1 if _tower(site) == "vision" else None,  # the class token
+            image=_tower(site) == "vision", prefix=1,  # the class token
             causal=_is_causal(model, site), cross=_is_cross(model, site),
         )  # fmt: skip
 

@@ -59,7 +59,7 @@ class TimmAdapter:
         """
         fused = {"fused_attn": True} if "fused_attn" in model.get_submodule(site).__dict__ else {}
         prefix = _prefix_tokens(model, site)
-        return route_site(model, site, handler, sdpa.stand_in, prefix=prefix, attributes=fused)
+        return route_site(model, site, handler, sdpa.stand_in, image=True, prefix=prefix, attributes=fused)
 
     def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
         """The linear layer that reads the attention output; None behind a norm or a gate, or where there is none."""
@@ -147,6 +147,7 @@ def _query_width(module: nn.Module) -> int:
     return int(getattr(module, "embed_dim", 1))
 
 
-def _prefix_tokens(model: nn.Module, name: str) -> int:
+def _prefix_tokens(model: nn.Module, name: str) -> int | None:
     """Class and register tokens before the patches, as the nearest module around a site counts them."""
-    return next((n for m in ancestors(model, name) if isinstance(n := getattr(m, "num_prefix_tokens", None), int)), 0)
+    counts = (getattr(module, "num_prefix_tokens", None) for module in ancestors(model, name))
+    return next((count for count in counts if isinstance(count, int)), None)

@@ -81,7 +81,7 @@ def pooled(case: Case, kernels: Mapping[str, Kernel], calls: Mapping[str, list[A
     for name, kernel in kernels.items():
         layout = calls[name][0].layout
         keys = calls[name][0].key.shape[2]
-        height, width = layout.grid or (keys - layout.prefix, 1)
+        height, width = layout.plane or (keys - layout.prefix, 1)
         clusters = -(-height // POOLING) * -(-width // POOLING) if layout.grid else -(-height // POOLING**2)
         pools[name] = near_far(kernel.heads, kernel.head_dim, window=0, halo=0, far="pooled", clusters=max(clusters, 1))
     shapes = {name: calls[name][0].shape for name in pools}

@@ -86,7 +86,7 @@ def prefix_tokens(model: nn.Module) -> int:
 
     # Described one by one: the first vision site will do.
     sites = (hf_sites.describe(model, name, module) for name, module in hf_sites.attention_modules(model))
-    prefixes = (hf_sites.prefix_tokens(model, site) for site in sites if site.tower == "vision")
+    prefixes = (hf_sites.image_tokens(model, site)[1] for site in sites if site.tower == "vision")
     return next((prefix for prefix in prefixes if prefix is not None), 0)
 
 

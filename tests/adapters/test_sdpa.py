@@ -72,7 +72,7 @@ SPELLINGS = [ByF, ByTorch, ByNN, ByAlias, ByName, Decorated]
 
 def _map(height: int, width: int) -> MapSize:
     seen = MapSize()
-    seen.size = (height, width)
+    seen.note((height, width))
     return seen
 
 

@@ -135,7 +135,7 @@ class NearFarKernel(Kernel):
             call.value,
             scale=call.scale,
             prefix=call.layout.prefix,
-            grid=call.layout.grid,
+            grid=call.layout.plane,
             aligned=call.layout.aligned,
             window=self.window,
             halo=self.halo,
@@ -162,7 +162,7 @@ class NearFarKernel(Kernel):
 
     def _flops(self, shape: CallShape) -> int:
         layout = shape.layout
-        places = Places.of(shape.queries, shape.keys, layout.prefix, layout.grid, layout.aligned)
+        places = Places.of(shape.queries, shape.keys, layout.prefix, layout.plane, layout.aligned)
         if not places.tokens or not shape.queries:
             return softmax_flops(shape)
         rows, columns = cell_counts(places.cells_of, self._most(shape.keys))

@@ -102,7 +102,7 @@ class MonarchKernel(Kernel):
     def _block(self, shape: CallShape) -> int:
         if self.block is not None:
             return min(self.block, shape.keys)
-        root, grid = round(sqrt(shape.keys)), shape.layout.grid
+        root, grid = round(sqrt(shape.keys)), shape.layout.plane
         if grid is not None and root <= 2 * grid[1] <= 4 * root:
             return grid[1]
         return root
