@@ -147,6 +147,8 @@ class _Attention:
     def _nested(self, tokens: Tensor) -> Tensor:
         """Self-attention over sequences of unequal lengths, as ``nn.TransformerEncoder`` packs a padded batch."""
         lengths = [len(sequence) for sequence in tokens.unbind()]
+        if not any(lengths):  # nothing but padding
+            return tokens
         padded = tokens.to_padded_tensor(0.0)
         ignored = torch.arange(padded.shape[1], device=padded.device) >= padded.new_tensor(lengths)[:, None]
         output, _ = self(padded, padded, padded, key_padding_mask=ignored, need_weights=False)
