@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -73,6 +74,17 @@ def nearest(word: str, choices: Iterable[str], *, limit: int = 3) -> str:
     if close:
         return f"nearest: {', '.join(close)}"
     return f"choose from: {some(options, limit)}"
+
+
+_ALLOCATION = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc")
+"""How PyTorch and its libraries report a failed allocation; on a CPU it is a plain RuntimeError."""
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether an error says that memory is short, of whichever library."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _ALLOCATION)
 
 
 def first_line(error: BaseException) -> str:

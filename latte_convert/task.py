@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +15,20 @@ from latte_convert.adapters.host import Host
 from latte_convert.adapters.sites import restrict
 from latte_convert.attention import AttentionSite
 from latte_convert.checkpoints.rebuild import check_factory, is_rebuilt
-from latte_convert.data.feed import BatchFeed, Feed, JoinedFeed, SampleFeed
-from latte_convert.errors import CheckpointError, DataError, RecipeError, UsageError, first_line
+from latte_convert.data.decode import BadSample
+from latte_convert.data.feed import BatchFeed, Feed, JoinedFeed, SampleFeed, different, inputs_of
+from latte_convert.data.suitability import Suitability
+from latte_convert.errors import CheckpointError, DataError, RecipeError, UsageError, first_line, is_shortage
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.registry import get_kernel
 from latte_convert.measuring.outputs import named_outputs
 from latte_convert.recipe import Candidate, Recipe
+from latte_convert.wording import some
 
 if TYPE_CHECKING:
     from latte_convert.checkpoints.base import Checkpoint
-    from latte_convert.data.feed import Processor
-    from latte_convert.data.samples import Modality, SampleSet
+    from latte_convert.data.processor import Processor
+    from latte_convert.data.samples import Modality, Sample, SampleSet
 
 Samples = str | Path | Sequence[str | Path]
 """Where samples come from: a folder or file, ``hf:NAME``, or one of each modality that a model has a tower for."""
@@ -45,6 +49,7 @@ class Task:
         samples: The sample sets behind the inputs; empty for ready batches.
         processors: What prepared each of them.
         unexpected_keys: Tensors of the checkpoint that the model has no place for.
+        notes: What is odd about the samples.
         snapshot: SHA-256 of every file of the checkpoint when it was opened.
         factory: Import path of a function that builds the model, where the caller named one.
         rebuilt: Whether the model's library builds it from a checkpoint or from the model's own configuration.
@@ -60,6 +65,7 @@ class Task:
     samples: tuple[SampleSet, ...] = ()
     processors: tuple[Processor, ...] = ()
     unexpected_keys: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     snapshot: Mapping[str, str] = field(default_factory=dict)
     factory: str | None = None
     rebuilt: bool = True
@@ -121,11 +127,16 @@ def open_task(
     host = Host.of(loaded.to(device))
     fitting: list[Feed] = []
     holdout: list[Feed] = []
-    for samples, processor in opened:
+    used: list[SampleSet] = []
+    notes: list[str] = []
+    for found, processor in opened:
+        seen = Suitability(getattr(processor.apply, "unk_token_id", None))
+        samples = found.tried(partial(_try, host, processor, seen))
         fitted, held = samples.split(max(1, round(len(samples) * recipe.holdout)))
         fitting.append(SampleFeed(fitted, processor, host.model))
         holdout.append(SampleFeed(held, processor, host.model))
-    _check_first_samples(host, fitting)
+        used.append(samples)
+        notes += [*seen.warnings(), *_copies(samples.copies, len(samples))]
     reached = _reachable(host.sites(), [processor.towers(host.model) for _, processor in opened])
     return Task(
         host=host,
@@ -135,31 +146,46 @@ def open_task(
         fitting=JoinedFeed(fitting),
         holdout=JoinedFeed(holdout),
         source=source,
-        samples=tuple(samples for samples, _ in opened),
+        samples=tuple(used),
+        notes=tuple(notes),
         processors=tuple(processor for _, processor in opened),
         unexpected_keys=tuple(unexpected),
         snapshot=snapshot,
     )
 
 
-def _check_first_samples(host: Host, feeds: Iterable[Feed]) -> None:
-    """Run one sample of each kind: a processor whose images have another size than the model's shows here."""
-    broken: set[str] = set()
-    for feed in feeds:
-        inputs = next(iter(feed))
-        try:
-            output = host.run(inputs)
-        except (ValueError, RuntimeError, TypeError, IndexError, KeyError) as error:
-            shapes = {key: tuple(value.shape) for key, value in inputs.kwargs.items() if hasattr(value, "shape")}
-            raise CheckpointError(
-                f"{type(host.model).__name__} does not run on what its processor makes of a sample {shapes}: "
-                f"{first_line(error)}"
-            ) from error
-        broken |= {name for name, tensor in named_outputs(output) if not bool(tensor.isfinite().all())}
+def _try(host: Host, processor: Processor, seen: Suitability, sample: Sample) -> None:
+    """Run the original on one sample.
+
+    Raises:
+        BadSample: Its processor, or the model itself, does not take it.
+    """
+    inputs = inputs_of(sample, processor, host.model)
+    try:
+        output = host.run(inputs)
+    except Exception as error:  # whatever a model's forward runs into
+        if is_shortage(error):
+            raise
+        shapes = {key: tuple(value.shape) for key, value in inputs.kwargs.items() if hasattr(value, "shape")}
+        raise BadSample(
+            f"{type(host.model).__name__} does not run on what its processor makes of it, {shapes}: {first_line(error)}"
+        ) from error
+    broken = [name for name, tensor in named_outputs(output) if not bool(tensor.isfinite().all())]
     if broken:
-        raise CheckpointError(
-            f"the original model's own output is not finite ({', '.join(sorted(broken))}): its weights hold NaN or "
-            "overflow in this dtype."
+        raise BadSample(
+            f"the original model's own output is not finite on it ({', '.join(broken)}): its weights hold NaN, or "
+            "overflow in this dtype"
+        )
+    seen.add(inputs.kwargs)
+
+
+def _copies(groups: list[list[str]], samples: int) -> Iterator[str]:
+    """A warning where samples are copies of each other."""
+    copies = sum(map(len, groups))
+    if copies:
+        yield (
+            f"{copies} of {samples} samples look like another one ({some(map(' = '.join, groups))}): so many fewer "
+            "tell anything new. Copies stay on one side, fitted or held out, where there are others."
         )
 
 
@@ -189,10 +215,15 @@ def _open_loaded(
     host = Host.of(model)
     if factory is not None:
         check_factory(factory, model)
-    batches = list(calib)
-    if len(batches) < recipe.min_samples:
-        raise DataError(f"{len(batches)} batches given, at least {recipe.min_samples} are needed.")
+    batches, least = different(calib), max(2, recipe.min_samples)
+    if len(batches) < least:
+        raise DataError(
+            f"{len(batches)} different batches given, {least} at least are needed: some to fit to, others to measure."
+        )
     held = max(1, round(len(batches) * recipe.holdout))
+    seen = Suitability()
+    for batch in batches:
+        seen.add(batch)
     model.eval()
     return Task(
         host=host,
@@ -203,6 +234,7 @@ def _open_loaded(
         holdout=BatchFeed(batches[-held:]),
         factory=factory,
         rebuilt=factory is None and is_rebuilt(model),
+        notes=tuple(seen.warnings()),
     )
 
 

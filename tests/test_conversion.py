@@ -252,7 +252,7 @@ def test_a_loaded_model_needs_batches_and_a_checkpoint_needs_samples(tiny_dino, 
         latte_convert.convert(model, photos)
     with pytest.raises(DataError, match="ready batches go with a loaded model"):
         latte_convert.convert(tiny_dino, [{}])
-    with pytest.raises(DataError, match="1 batches given"):
+    with pytest.raises(DataError, match="1 different batches given"):
         latte_convert.convert(model, batches(tiny_dino, photos, 1))
 
 

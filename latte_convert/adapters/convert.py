@@ -22,11 +22,13 @@ class Converted:
         site: Name of the site, for messages.
         min_tokens: With fewer keys than this, the original runs.
         calls: How often the site was called since it was converted (not counted in compiled graphs).
+        exact_calls: How many of these calls ran softmax after all: on few tokens, where nothing else is cheaper.
     """
 
     site: str
     min_tokens: int = 0
     calls: int = field(default=0, compare=False)
+    exact_calls: int = field(default=0, compare=False)
 
     def __call__(self, call: SiteCall) -> Tensor | None:
         """Attention output ``(B, H, Nq, dv)``, or None for the exact branch.
@@ -34,9 +36,12 @@ class Converted:
         Raises:
             CheckpointError: The call asks for something no linear kernel honours.
         """
+        kernel: Kernel = getattr(call.module, ATTRIBUTE)
+        short = call.key.shape[2] < self.min_tokens
         if not torch.compiler.is_compiling():
             self.calls += 1
-        if call.key.shape[2] < self.min_tokens:
+            self.exact_calls += short or kernel.is_softmax(kernel.inner(call.shape))
+        if short:
             return None
         if call.obstacle is not None:
             raise CheckpointError(f"{self.site}: {call.obstacle}; exclude this site.")
@@ -45,7 +50,6 @@ class Converted:
                 f"{self.site}: attention dropout of {call.dropout} has no meaning in a linear kernel. "
                 "Call model.eval(), or set the model's attention dropout to 0 to fine-tune."
             )
-        kernel: Kernel = getattr(call.module, ATTRIBUTE)
         return kernel(call)
 
 

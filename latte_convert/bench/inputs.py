@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from latte_convert.adapters.host import Host
-from latte_convert.data.feed import Batch, Inputs, place
+from latte_convert.data.feed import Inputs, place
+from latte_convert.data.processor import Batch
 from latte_convert.data.samples import Sample
 from latte_convert.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from latte_convert.artifact.load import Artifact
-    from latte_convert.data.feed import Processor
+    from latte_convert.data.processor import Processor
     from latte_convert.data.samples import Modality
 
 SAMPLES = 4
@@ -68,8 +69,9 @@ class CaseMaker:
     def _read(self, data: str) -> list[Sample]:
         from latte_convert.data.samples import open_samples
 
-        rate = self.artifact.source.processor(self.modality).sampling_rate
-        return list(open_samples(data, self.modality, samples=SAMPLES, sampling_rate=rate))
+        processor = self.artifact.source.processor(self.modality)
+        found = open_samples(data, self.modality, samples=SAMPLES, sampling_rate=processor.sampling_rate)
+        return list(found.tried(lambda sample: processor.prepare(sample, self.artifact.model)))
 
     def images(self, resolutions: Sequence[int]) -> list[Case]:
         """One case a resolution; by default a half, three quarters, all and five quarters of the artifact's own.

@@ -182,6 +182,12 @@ def _variants(
 def _costs(case: Case, variant: Variant, calls: Calls, device: torch.device) -> dict[str, Any]:
     """Memory and FLOPs of a variant, and its settings."""
     costs: dict[str, Any] = {"detail": variant.detail}
+    if variant.name in ("hybrid", "hybrid_compiled"):
+        costs["exact_share"] = exact_share(variant.kernels, calls)
+        if costs["exact_share"] == 1:
+            costs["detail"] = "; ".join(
+                filter(None, (variant.detail, "every attention call runs softmax: too few tokens"))
+            )
     if variant.kernels and not variant.compiled:
         measured, backend = measured_flops(partial(_attention, variant, calls))
         formula = sum(
@@ -201,6 +207,12 @@ def _costs(case: Case, variant: Variant, calls: Calls, device: torch.device) -> 
             peak_memory(partial(variant.kernels[name], call), device) for name, found in calls.items() for call in found
         )
     return costs
+
+
+def exact_share(kernels: Mapping[str, Kernel], calls: Calls) -> float:
+    """Share of calls on which a kernel runs softmax, since nothing is cheaper on so few tokens."""
+    exact = [kernels[n].is_softmax(kernels[n].inner(call.shape)) for n, found in calls.items() for call in found]
+    return sum(exact) / len(exact)
 
 
 def _cosine(case: Case, variant: Variant, exact: Sequence[Tensor]) -> float:

@@ -46,6 +46,9 @@ class VariantResult(_Model):
     attention_memory_bytes: int | None = Field(None, description="The same of the largest single attention call.")
     flops: Operations | None = None
     cosine: float | None = Field(None, description="Mean cosine of the model's primary output with the original's.")
+    exact_share: float | None = Field(
+        None, description="Share of the attention calls of a hybrid that run softmax at this length; 1 is the original."
+    )
     reason: str | None = Field(None, description="Why something, or all of it, was not measured.")
 
 

@@ -17,7 +17,7 @@ from latte_convert.wording import some
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from latte_convert.data.feed import Processor
+    from latte_convert.data.processor import Processor
     from latte_convert.data.samples import Modality
 
 logger = logging.getLogger("latte_convert")

@@ -96,6 +96,9 @@ class HFCheckpoint(Checkpoint):
             raise CheckpointError(f"{self.id}: its config.json cannot be used: {first_line(error)}") from None
         if getattr(config, "quantization_config", None) is not None:
             raise CheckpointError(f"{self.id} is quantised; give the unquantised checkpoint.")
+        for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+            if part is not None:
+                part.return_dict = True  # outputs are told by their names, which a tuple does not have
         # What a config asks for may not be installed here; the library's own default always is.
         compat.set_attention_implementation(config, None)
         return config

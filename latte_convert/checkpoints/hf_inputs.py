@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from latte_convert.checkpoints.quiet import quiet_transformers
 from latte_convert.checkpoints.remote_code import ADVICE, remote_code, wants_code
-from latte_convert.data.feed import Batch, place
+from latte_convert.data.decode import BadSample
+from latte_convert.data.feed import place
+from latte_convert.data.processor import Batch, Processor
 from latte_convert.errors import CheckpointError, DataError, first_line
 
 if TYPE_CHECKING:
@@ -22,7 +24,6 @@ DECODER_TOKENS = 64
 """Longest transcript a speech decoder writes for its own calibration."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.spm", "tekken.json", "tokenizer.py", "*.tiktoken")
-_WORDS = {"image": "image processor", "text": "tokenizer", "audio": "feature extractor"}
 _TOWERS = {"image": "vision", "text": "text"}
 _METHODS = {"image": "get_image_features", "text": "get_text_features"}
 
@@ -40,8 +41,8 @@ def _as_tuple(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-class HFProcessor:
-    """A Transformers checkpoint's own preprocessing for one modality; see ``calibration.feed.Processor``.
+class HFProcessor(Processor):
+    """A Transformers checkpoint's own preprocessing for one modality.
 
     Args:
         identifier: What the user called the checkpoint, for messages.
@@ -70,8 +71,8 @@ class HFProcessor:
             "text": transformers.AutoTokenizer,
             "audio": transformers.AutoFeatureExtractor,
         }
+        super().__init__()
         self.modality = modality
-        self.truncated: set[str] = set()
         self._transcripts: dict[str, Tensor] = {}
         try:
             if modality == "text" and not any(any(path.glob(name)) for name in _TOKENIZER_FILES):
@@ -81,10 +82,10 @@ class HFProcessor:
                 self.apply = loaders[modality].from_pretrained(path, trust_remote_code=trust_remote_code)
         except Exception as error:  # configuration files can be wrong in many ways
             if wants_code(error):
-                raise CheckpointError(f"{identifier}: its {_WORDS[modality]} comes as Python code: {ADVICE}.") from None
+                raise CheckpointError(f"{identifier}: its {self.word} comes as Python code: {ADVICE}.") from None
             files = "tokenizer.json or vocab files" if modality == "text" else "preprocessor_config.json"
             raise CheckpointError(
-                f"{identifier} has no usable {_WORDS[modality]}, and guessing its preprocessing would be wrong: add "
+                f"{identifier} has no usable {self.word}, and guessing its preprocessing would be wrong: add "
                 f"its {files} ({first_line(error)})."
             ) from None
         self.sampling_rate: int | None = getattr(self.apply, "sampling_rate", None)
@@ -98,34 +99,27 @@ class HFProcessor:
         """One tower of a two-tower model; else all of it."""
         return {_TOWERS[self.modality]} if len(modalities(type(model))) > 1 else None
 
-    def prepare(self, sample: Sample, model: nn.Module) -> Batch:
-        """Turn a sample into keyword arguments of the model.
-
-        Raises:
-            DataError: The processor cannot make an input of it.
-        """
+    def _prepare(self, sample: Sample, model: nn.Module) -> Batch:
         prepare = {"image": self._image, "text": self._text, "audio": self._audio}[self.modality]
-        try:
-            batch = prepare(sample, model)
-        except Exception as error:  # processors fail in many ways on odd settings and odd samples
-            raise DataError(f"{sample.id}: the {_WORDS[self.modality]} cannot use it: {first_line(error)}") from error
         taken = signature(getattr(model, self.method(model))).parameters
-        return {key: value for key, value in batch.items() if key in taken}
+        return {key: value for key, value in prepare(sample, model).items() if key in taken}
 
     def _image(self, sample: Sample, model: nn.Module) -> Batch:
         batch = dict(self.apply(images=sample.value, return_tensors="pt", **self._sizes))
         return {**batch, "interpolate_pos_encoding": True} if self._sizes else batch
 
     def _text(self, sample: Sample, model: nn.Module) -> Batch:
-        longest = longest_text(model, self.apply)
-        # SigLIP was trained on texts that are filled up, and reads its last position.
-        filled: dict[str, Any] = {}
-        if str(getattr(model.config, "model_type", "")).startswith("siglip"):
-            filled = {"padding": "max_length", "max_length": longest}
-        batch = dict(self.apply(sample.value, return_tensors="pt", verbose=False, **filled))
+        longest, text = longest_text(model, self.apply), self.text_of(sample)
+        # SigLIP was trained on texts that are filled up and without a mask, and reads its last position.
+        filled = str(getattr(model.config, "model_type", "")).startswith("siglip")
+        fill: dict[str, Any] = {"padding": "max_length", "max_length": longest} if filled else {}
+        batch = dict(self.apply(text, return_tensors="pt", verbose=False, **fill))
         if batch["input_ids"].shape[1] > longest:
             self.truncated.add(sample.id)
-            batch = dict(self.apply(sample.value, return_tensors="pt", truncation=True, max_length=longest))
+            batch = dict(self.apply(text, return_tensors="pt", truncation=True, max_length=longest))
+        if filled:
+            batch.pop("attention_mask", None)
+        _check_known(batch["input_ids"], model)
         if getattr(model.config, "is_encoder_decoder", False):
             # Teacher forcing on the text itself: the decoder's own language, without labels.
             batch["decoder_input_ids"] = batch["input_ids"]
@@ -152,6 +146,13 @@ class HFProcessor:
                 tokens = torch.tensor([[model.config.decoder_start_token_id]])
             self._transcripts[sample.id] = tokens.cpu()
         return self._transcripts[sample.id]
+
+
+def _check_known(ids: Tensor, model: Any) -> None:
+    """Refuse tokens that the model has no embedding for; on a GPU they would end the process."""
+    known = getattr(getattr(model.config, "text_config", model.config), "vocab_size", None)
+    if isinstance(known, int) and int(ids.max()) >= known:
+        raise BadSample(f"the tokenizer gives it token {int(ids.max())}, and the model knows {known}")
 
 
 def _sizes(processor: Any, resolution: int) -> dict[str, dict[str, int]]:

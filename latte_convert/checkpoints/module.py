@@ -21,7 +21,7 @@ from latte_convert.names import FACTORY
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from latte_convert.data.feed import Processor
+    from latte_convert.data.processor import Processor
     from latte_convert.data.samples import Modality
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from latte_convert import compat
 from latte_convert.checkpoints.quiet import quiet_open_clip
 from latte_convert.checkpoints.remote_code import ADVICE, remote_code, wants_code
-from latte_convert.data.feed import Batch
+from latte_convert.data.processor import Batch, Processor
 from latte_convert.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 CONFIG = "open_clip_config.json"
 
 
-class OpenClipProcessor:
-    """open_clip's preprocessing for one modality; see ``calibration.feed.Processor``.
+class OpenClipProcessor(Processor):
+    """open_clip's preprocessing for one modality.
 
     Args:
         identifier: What the user called the checkpoint, for messages.
@@ -40,8 +40,6 @@ class OpenClipProcessor:
         CheckpointError: The checkpoint does not say how its inputs are prepared.
     """
 
-    sampling_rate: int | None = None
-
     def __init__(
         self,
         identifier: str,
@@ -50,12 +48,12 @@ class OpenClipProcessor:
         modality: Modality,
         trust_remote_code: bool = False,
     ) -> None:
+        super().__init__()
         self.modality = modality
-        self.truncated: set[str] = set()
         make = _transform if modality == "image" else _tokenizer
         try:
             with quiet_open_clip(), remote_code(trust_remote_code):
-                self.apply: Any = make(path, config, trust_remote_code)
+                self.apply = make(path, config, trust_remote_code)
         except Exception as error:  # configuration files can be wrong in many ways
             what = "preprocess_cfg" if modality == "image" else "tokenizer"
             reason = f"it comes as Python code: {ADVICE}" if wants_code(error) else first_line(error)
@@ -71,14 +69,15 @@ class OpenClipProcessor:
         """The tower that takes these samples."""
         return {"vision" if self.modality == "image" else "text"}
 
-    def prepare(self, sample: Sample, model: nn.Module) -> Batch:
-        """Turn a sample into the tower's first argument: ``(1, 3, height, width)`` or ``(1, context_length)``."""
+    def _prepare(self, sample: Sample, model: nn.Module) -> Batch:
+        """The tower's first argument: ``(1, 3, height, width)`` or ``(1, context_length)``."""
         name = next(iter(inspect.signature(getattr(model, self.method(model))).parameters))
         if self.modality == "image":
             return {name: self.apply(sample.value)[None]}
-        if self._length(str(sample.value)) > self.apply.context_length:
+        text = self.text_of(sample)
+        if self._length(text) > self.apply.context_length:
             self.truncated.add(sample.id)
-        return {name: self.apply([sample.value])}
+        return {name: self.apply([text])}
 
     def _length(self, text: str) -> int:
         """Tokens of a text, the special ones included."""

@@ -17,7 +17,7 @@ from latte_convert.checkpoints.base import Checkpoint, check_patches
 from latte_convert.checkpoints.hf import main_dtype
 from latte_convert.checkpoints.weights import Place, download, read_config, weight_files
 from latte_convert.compat import require
-from latte_convert.data.feed import Batch
+from latte_convert.data.processor import Batch, Processor
 from latte_convert.errors import CheckpointError, first_line, nearest
 
 if TYPE_CHECKING:
@@ -230,8 +230,8 @@ def _fit(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     return all(key in tensors and tensors[key].shape == tensor.shape for key, tensor in expected.items())
 
 
-class TimmProcessor:
-    """timm's evaluation transform; see ``calibration.feed.Processor``.
+class TimmProcessor(Processor):
+    """timm's evaluation transform.
 
     Args:
         identifier: What the user called the checkpoint, for messages.
@@ -243,35 +243,26 @@ class TimmProcessor:
     """
 
     modality: Modality = "image"
-    sampling_rate: int | None = None
 
     def __init__(self, identifier: str, config: dict[str, Any], resolution: int | None = None) -> None:
         from timm import data
 
         timm_data: Any = data
-        self.truncated: set[str] = set()
+        super().__init__()
         try:
             settings = timm_data.resolve_data_config(pretrained_cfg=config)
             channels = int(settings["input_size"][0])
             if resolution is not None:
                 settings["input_size"] = (channels, resolution, resolution)
-            self.transform = timm_data.create_transform(**settings, is_training=False)
+            self.apply = timm_data.create_transform(**settings, is_training=False)
         except (TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
             raise CheckpointError(f"{identifier}: timm cannot use its data configuration: {error!r}") from None
         if channels not in (1, 3):
             raise CheckpointError(f"{identifier} takes images of {channels} channels; only grey and colour are read.")
         self._mode = "RGB" if channels == 3 else "L"
 
-    def prepare(self, sample: Sample, model: nn.Module) -> Batch:
-        """Turn a sample into the model's first argument, ``(1, channels, height, width)``."""
+    def _prepare(self, sample: Sample, model: nn.Module) -> Batch:
+        """The model's first argument, ``(1, channels, height, width)``."""
         image: Any = sample.value
         name = next(iter(inspect.signature(model.forward).parameters))
-        return {name: self.transform(image.convert(self._mode)).unsqueeze(0)}
-
-    def method(self, _model: nn.Module) -> str:
-        """The model's own forward."""
-        return "forward"
-
-    def towers(self, _model: nn.Module) -> set[str] | None:
-        """All of the model."""
-        return None
+        return {name: self.apply(image.convert(self._mode)).unsqueeze(0)}

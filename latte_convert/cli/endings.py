@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Iterator
 
 from latte_convert.cli.console import interrupted
-from latte_convert.errors import InputError, LatteError, first_line
+from latte_convert.errors import InputError, LatteError, first_line, is_shortage
 
 _LESS = {
     "score": "Lower --samples or --resolution, or take a smaller model",
@@ -17,15 +16,12 @@ _LESS = {
 }
 """What takes less memory, by command."""
 
-_ALLOCATION = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc")
-"""How PyTorch and its libraries report a failed allocation; on a CPU it is a plain RuntimeError."""
-
 
 def ending(error: BaseException) -> tuple[str, int]:
     """What to say about an error, and the exit code."""
     if isinstance(error, KeyboardInterrupt) or interrupted():  # an import that is interrupted may end as another error
         return "interrupted.", 130
-    shortage = next(filter(_is_shortage, _chain(error)), None)
+    shortage = next(filter(is_shortage, _chain(error)), None)
     if shortage is not None:
         told = f"{error} " if isinstance(error, InputError) else ""
         command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
@@ -45,9 +41,3 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _is_shortage(error: BaseException) -> bool:
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _ALLOCATION)

@@ -152,8 +152,19 @@ def _show(report: EvalReport) -> None:
         console.note(
             f"{len(report.unused_sites)} converted sites are not part of this task: {some(report.unused_sites)}"
         )
-    if report.exact_sites:
-        console.note(f"{len(report.exact_sites)} converted sites ran exactly throughout: fewer keys than min_tokens.")
+    if report.exact_share == 1:
+        console.note(
+            "warning: every attention call of a converted site ran softmax: on samples of so few tokens nothing is "
+            "cheaper, so this says nothing about the hybrid. Evaluate on longer samples."
+        )
+    elif report.exact_share:
+        console.note(
+            f"{report.exact_share:.1%} of the attention calls of converted sites ran softmax, on samples of few tokens "
+            f"({len(report.exact_sites)} sites throughout)."
+        )
+    for name, metric in report.metrics.items():
+        if metric.interval is not None and metric.reason is not None:
+            console.note(f"{name}: {metric.reason}.")
     if report.note:
         console.note(report.note)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from latte_convert.data.decode import PLURAL, BadSample, Modality, clean_text
+from latte_convert.data.decode import MOST_BYTES, PLURAL, BadSample, Modality, clean_text
 from latte_convert.errors import DataError
 from latte_convert.reading import Unreadable, read_bytes
 from latte_convert.wording import some
@@ -97,14 +97,14 @@ def cell_content(value: object, modality: Modality, read_path: Callable[[str], b
     return read_path(value.strip())
 
 
-def read_file(path: Path) -> bytes:
-    """The bytes of a file.
+def read_file(path: Path, modality: Modality) -> bytes:
+    """The bytes of a file that holds one sample.
 
     Raises:
         BadSample: It cannot be read.
     """
     try:
-        return read_bytes(path)
+        return read_bytes(path, MOST_BYTES[modality])
     except FileNotFoundError as error:
         raise BadSample(f"cannot read {path.name}: {error.strerror}") from error
     except Unreadable as error:

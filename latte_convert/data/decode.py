@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -22,6 +23,19 @@ _SUFFIXES: dict[Modality, str] = {
 }
 SUFFIXES = {modality: frozenset(names.split()) for modality, names in _SUFFIXES.items()}
 PLURAL: dict[Modality, str] = {"image": "images", "text": "text", "audio": "audio"}
+
+MOST_BYTES: dict[Modality, int] = {"image": 1 << 28, "text": 1 << 24, "audio": 1 << 30}
+"""Of one encoded sample: checked before it is read."""
+
+# Pillow would try all it knows, and hand EPS to Ghostscript, whatever a file is called.
+_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+_LONGEST_SIDE = 100
+"""Times the other: a longer strip would be resized to more pixels than memory holds."""
+_RATES = range(1_000, 1_000_001)
+_MOST_FRAMES = 1 << 28
+"""Of one waveform, before and after resampling: 4.6 hours at 16 kHz, 1 GB."""
+_LOUDEST = 2.0**31
+"""Beyond the range of any integer format, so that numbers are not sound."""
 
 
 class BadSample(Exception):
@@ -61,14 +75,19 @@ def decode_image(raw: bytes) -> Image.Image:
         A fully loaded image of mode ``RGB`` that holds no file open.
 
     Raises:
-        BadSample: Not an image, damaged, or so large that Pillow takes it for a decompression bomb.
+        BadSample: Not an image, damaged, a mere strip, or so large that Pillow takes it for a decompression bomb.
     """
     try:
         with warnings.catch_warnings():
             # Odd metadata is no reason to drop an image; a bomb is, before its pixels are allocated.
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(raw)) as image:
+            known = [name for name in _FORMATS if name in _registered()]
+            with Image.open(io.BytesIO(raw), formats=known) as image:
+                if max(image.size) > _LONGEST_SIDE * min(image.size):
+                    raise BadSample(
+                        f"{image.width} x {image.height} pixels: a side is over {_LONGEST_SIDE} x the other"
+                    )
                 image.load()
                 return _to_rgb(ImageOps.exif_transpose(image))
     except BadSample:
@@ -79,6 +98,12 @@ def decode_image(raw: bytes) -> Image.Image:
         raise BadSample("not an image, or of a format Pillow cannot read") from error
     except Exception as error:  # Pillow's decoders raise anything from struct.error to SyntaxError
         raise BadSample(f"damaged image: {error}") from error
+
+
+@cache
+def _registered() -> frozenset[str]:
+    Image.init()
+    return frozenset(Image.OPEN)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -93,11 +118,11 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _from_16_bit(image: Image.Image) -> Image.Image:
-    """Scale 0..65535 to 0..255; Pillow's own conversion clips, which turns such an image white."""
+    """Scale 0..65535 to 0..255, rounded; Pillow's own conversion clips, which turns such an image white."""
     pixels = np.asarray(image).astype(np.int64)
     if pixels.min() < 0 or pixels.max() > 65535:
         raise BadSample("32-bit pixels have no fixed range; save it with 8 or 16 bits a channel")
-    return Image.fromarray((pixels >> 8).astype(np.uint8)).convert("RGB")
+    return Image.fromarray(((pixels + 128) // 257).astype(np.uint8)).convert("RGB")
 
 
 def decode_audio(raw: bytes, sampling_rate: int | None = None) -> npt.NDArray[np.float32]:
@@ -111,11 +136,20 @@ def decode_audio(raw: bytes, sampling_rate: int | None = None) -> npt.NDArray[np
         float32 waveform of shape ``(frames,)``, full scale at 1.0.
 
     Raises:
-        BadSample: Not audio, damaged, without frames, or not finite.
+        BadSample: Not audio, damaged, without frames, too long, or with numbers that are not sound.
     """
     soundfile, soxr = require("soundfile", "audio"), require("soxr", "audio")
     try:
-        frames, rate = soundfile.read(io.BytesIO(raw), dtype="float32", always_2d=True)
+        with soundfile.SoundFile(io.BytesIO(raw)) as file:
+            rate = file.samplerate
+            if rate not in _RATES:
+                raise BadSample(f"a sampling rate of {rate} Hz; {_RATES[0]:,} to {_RATES[-1]:,} Hz are read")
+            longest = file.frames * max(file.channels, (sampling_rate or rate) / rate)
+            if longest > _MOST_FRAMES:
+                raise BadSample(
+                    f"{longest / (sampling_rate or rate) / 3600:.1f} hours of audio; cut it into shorter files"
+                )
+            frames = file.read(dtype="float32", always_2d=True)
     except (soundfile.SoundFileError, RuntimeError, TypeError, ValueError) as error:
         raise BadSample(f"not audio, damaged, or of a format libsndfile cannot read: {error}") from error
     waveform = frames.mean(axis=1, dtype=np.float32)
@@ -123,8 +157,9 @@ def decode_audio(raw: bytes, sampling_rate: int | None = None) -> npt.NDArray[np
         waveform = soxr.resample(waveform, rate, sampling_rate)
     if not waveform.size:
         raise BadSample("no audio in it: zero frames")
-    if not np.isfinite(waveform).all():
-        raise BadSample("audio with NaN or infinite samples")
+    loudest = np.abs(waveform).max()
+    if not loudest < _LOUDEST:
+        raise BadSample(f"audio with samples of {loudest:g}, where 1 is full scale")
     return np.ascontiguousarray(waveform, dtype=np.float32)
 
 

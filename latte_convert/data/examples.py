@@ -38,7 +38,7 @@ def file_loader(path: Path, modality: Modality, sampling_rate: int | None = None
 
 
 def _decode_file(path: Path, modality: Modality, sampling_rate: int | None) -> Value:
-    return decode(read_file(path), modality, sampling_rate)
+    return decode(read_file(path, modality), modality, sampling_rate)
 
 
 def text_loader(text: str) -> Callable[[], Value]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -10,34 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from latte_convert.data.processor import Batch
+
 if TYPE_CHECKING:
-    from latte_convert.data.samples import Modality, Sample, SampleSet
+    from latte_convert.data.processor import Processor
+    from latte_convert.data.samples import Sample, SampleSet
 
-Batch = dict[str, Any]
-"""Keyword arguments of a model."""
-
-
-class Processor(Protocol):
-    """A checkpoint's own preprocessing for one modality.
-
-    Attributes:
-        modality: What the samples are.
-        sampling_rate: Of the waveforms it takes, in Hz; None where it takes none.
-        truncated: Ids of the samples that were longer than the model takes.
-    """
-
-    modality: Modality
-    sampling_rate: int | None
-    truncated: set[str]
-
-    def prepare(self, sample: Sample, model: nn.Module) -> Batch:
-        """Turn a sample into the keyword arguments of ``model``, batch size 1, on the CPU."""
-
-    def method(self, model: nn.Module) -> str:
-        """The method that takes these samples: ``forward``, or that of one tower."""
-
-    def towers(self, model: nn.Module) -> set[str] | None:
-        """The towers that these samples reach, or None where they reach all of the model."""
+logger = logging.getLogger("latte_convert")
 
 
 @dataclass(frozen=True)
@@ -66,7 +47,7 @@ class Feed(Protocol):
 @torch.no_grad()
 def run(model: nn.Module, inputs: Inputs) -> Any:
     """Run a model, or one tower of it, without gradients."""
-    return model(**inputs.kwargs) if inputs.method == "forward" else getattr(model, inputs.method)(**inputs.kwargs)
+    return (model if inputs.method == "forward" else getattr(model, inputs.method))(**inputs.kwargs)
 
 
 class BatchFeed:
@@ -84,6 +65,32 @@ class BatchFeed:
 
     def __iter__(self) -> Iterator[Inputs]:
         return map(Inputs, self.batches)
+
+
+def different(batches: Iterable[Batch]) -> list[Batch]:
+    """Batches without repetitions: what is held out must not have been fitted."""
+    found: dict[str, Batch] = {}
+    repeated = 0
+    for batch in batches:
+        digest = _digest(batch)
+        repeated += digest in found
+        found.setdefault(digest, batch)
+    if repeated:
+        logger.warning("%d of %d batches repeat another one and are left out", repeated, repeated + len(found))
+    return list(found.values())
+
+
+def _digest(batch: Batch) -> str:
+    """Hex SHA-256 of all that a batch holds."""
+    digest = hashlib.sha256()
+    for name in sorted(batch):
+        value = batch[name]
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        else:
+            digest.update(f"{name} {value!r}".encode())
+    return digest.hexdigest()
 
 
 class SampleFeed:
@@ -104,15 +111,23 @@ class SampleFeed:
         return len(self.samples)
 
     def __iter__(self) -> Iterator[Inputs]:
-        parameter = next(self._model.parameters())
-        towers = self.processor.towers(self._model)
-        for sample in self.samples:
-            batch = self.processor.prepare(sample, self._model)
-            yield Inputs(
-                {key: place(value, parameter) for key, value in batch.items()},
-                self.processor.method(self._model),
-                "+".join(sorted(towers)) if towers is not None else "",
-            )
+        return (inputs_of(sample, self.processor, self._model) for sample in self.samples)
+
+
+def inputs_of(sample: Sample, processor: Processor, model: nn.Module) -> Inputs:
+    """What a model is called with for one sample, on its device and in its dtype.
+
+    Raises:
+        BadSample: The processor cannot make an input of it.
+    """
+    parameter = next(model.parameters())
+    towers = processor.towers(model)
+    batch = processor.prepare(sample, model)
+    return Inputs(
+        {key: place(value, parameter) for key, value in batch.items()},
+        processor.method(model),
+        "+".join(sorted(towers)) if towers is not None else "",
+    )
 
 
 class JoinedFeed:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 
 from latte_convert.data.choice import seeded_order
 from latte_convert.data.decode import BadSample, Modality, Value, decode
 from latte_convert.data.hub import PREFIX, HubRows
+from latte_convert.data.likeness import alike, content, held_out, look
 from latte_convert.data.sources import Source, missing_path, open_local
-from latte_convert.errors import DataError, UsageError
+from latte_convert.errors import CheckpointError, DataError, UsageError
 from latte_convert.wording import some
 
 __all__ = ["Modality", "Sample", "SampleSet", "Skipped", "open_samples"]
 
 logger = logging.getLogger("latte_convert")
+
+_TRIES = 8
+"""Samples that a model is tried on before it is taken to refuse them all."""
 
 
 @dataclass(frozen=True)
@@ -51,83 +56,63 @@ class _Entry:
     index: int
     id: str
     sha256: str
+    look: bytes
 
 
-class SampleSet:
-    """Usable samples in seeded order. In memory are their ids and hashes; each look decodes anew.
-
-    Attributes:
-        modality: What the samples are.
-        source: Where they come from, as the user wrote it.
-        requested: How many were asked for when the source was opened.
-        skipped: What was passed over on the way. Both parts of a split keep this and ``requested``.
-    """
+class _Search:
+    """The way through a source in seeded order: gives usable samples one by one, and notes what it passes over."""
 
     def __init__(
-        self,
-        reader: Source,
-        entries: tuple[_Entry, ...],
-        *,
-        modality: Modality,
-        source: str,
-        requested: int,
-        skipped: tuple[Skipped, ...],
-        sampling_rate: int | None,
+        self, reader: Source, source: str, modality: Modality, seed: int, strict: bool, sampling_rate: int | None
     ) -> None:
-        self.modality, self.source = modality, source
-        self.requested, self.skipped = requested, skipped
-        self._reader, self._entries, self._sampling_rate = reader, entries, sampling_rate
+        self.source, self.modality, self.strict = source, modality, strict
+        self.skipped: list[Skipped] = []
+        self._reader, self._sampling_rate = reader, sampling_rate
+        self._found = self._walk(seed)
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    def __iter__(self) -> Iterator[_Entry]:
+        return self
 
-    def __iter__(self) -> Iterator[Sample]:
-        return map(self._sample, self._entries)
+    def __next__(self) -> _Entry:
+        return next(self._found)
 
-    def __getitem__(self, index: int) -> Sample:
-        return self._sample(self._entries[index])
+    def _walk(self, seed: int) -> Iterator[_Entry]:
+        seen: dict[str, str] = {}
+        for index in seeded_order(len(self._reader), partial(_identity, self._reader), seed):
+            name = _identity(self._reader, index)
+            try:
+                entry, digest = self._entry(index, name)
+            except BadSample as error:
+                self.pass_over(name, error)
+                continue
+            if digest in seen:
+                self.skipped.append(Skipped(name, f"same content as {seen[digest]}"))
+                continue
+            seen[digest] = name
+            yield entry
 
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """Ids in seeded order."""
-        return tuple(entry.id for entry in self._entries)
+    def _entry(self, index: int, name: str) -> tuple[_Entry, str]:
+        """A candidate that can be decoded, and a hash of what comes out."""
+        raw = self._reader.read(index)
+        value = decode(raw, self.modality, self._sampling_rate)
+        return _Entry(index, name, _sha256(raw), look(value)), content(value)
 
-    def fingerprint(self) -> str:
-        """Hex SHA-256 over the sorted pairs of id and content hash: the same for any order of the samples."""
-        digest = hashlib.sha256()
-        for name, content in sorted((entry.id, entry.sha256) for entry in self._entries):
-            digest.update(f"{name}\0{content}\n".encode())
-        return digest.hexdigest()
-
-    def split(self, holdout: int) -> tuple[SampleSet, SampleSet]:
-        """All but the last ``holdout`` samples of the seeded order, and those.
+    def pass_over(self, name: str, reason: BadSample) -> None:
+        """Note a sample that cannot be used.
 
         Raises:
-            UsageError: ``holdout`` is negative.
-            DataError: Nothing would be left to calibrate on.
+            DataError: None may be.
         """
-        if holdout < 0:
-            raise UsageError(f"holdout must be 0 or more, not {holdout}")
-        kept = len(self) - holdout
-        if kept < 1:
-            raise DataError(
-                f"{self.source}: {len(self)} usable samples, {holdout} of them to hold out, leaves none to "
-                f"calibrate on; hold out at most {len(self) - 1} or give more samples"
-            )
-        return self._part(self._entries[:kept]), self._part(self._entries[kept:])
+        if self.strict:
+            raise DataError(f"{self.source}: {name}: {reason}; fix or remove the file, or omit --strict") from reason
+        self.skipped.append(Skipped(name, str(reason)))
 
-    def _part(self, entries: tuple[_Entry, ...]) -> SampleSet:
-        return SampleSet(
-            self._reader,
-            entries,
-            modality=self.modality,
-            source=self.source,
-            requested=self.requested,
-            skipped=self.skipped,
-            sampling_rate=self._sampling_rate,
-        )
+    def sample(self, entry: _Entry) -> Sample:
+        """Decode a sample anew.
 
-    def _sample(self, entry: _Entry) -> Sample:
+        Raises:
+            DataError: Its content has changed.
+        """
         try:
             raw = self._reader.read(entry.index)
             if _sha256(raw) != entry.sha256:
@@ -138,6 +123,102 @@ class SampleSet:
                 f"{self.source}: {entry.id} has changed since the data was opened ({error}); "
                 "run again on data that nothing else writes to"
             ) from error
+
+
+class SampleSet:
+    """Usable samples in seeded order. In memory are their ids, hashes and thumbnails; each look decodes anew.
+
+    Attributes:
+        modality: What the samples are.
+        source: Where they come from, as the user wrote it.
+        requested: How many were asked for when the source was opened.
+    """
+
+    def __init__(self, search: _Search, entries: Sequence[_Entry], requested: int, least: int) -> None:
+        self.modality, self.source, self.requested = search.modality, search.source, requested
+        self._search, self._entries, self._least = search, tuple(entries), least
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(self._search.sample, self._entries)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._search.sample(self._entries[index])
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Ids in seeded order."""
+        return tuple(entry.id for entry in self._entries)
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """What was passed over on the way, by whichever part of a split."""
+        return tuple(self._search.skipped)
+
+    @property
+    def copies(self) -> list[list[str]]:
+        """Ids of samples that are copies of each other, such as one photograph in two sizes or qualities."""
+        groups = alike([entry.look for entry in self._entries])
+        return [[self._entries[i].id for i in group] for group in groups if len(group) > 1]
+
+    def fingerprint(self) -> str:
+        """Hex SHA-256 over the sorted pairs of id and content hash: the same for any order of the samples."""
+        digest = hashlib.sha256()
+        for name, content_hash in sorted((entry.id, entry.sha256) for entry in self._entries):
+            digest.update(f"{name}\0{content_hash}\n".encode())
+        return digest.hexdigest()
+
+    def tried(self, take: Callable[[Sample], object]) -> SampleSet:
+        """The samples that can be used; for each that cannot, the next one of the seeded order is tried.
+
+        Args:
+            take: Uses a sample; raises BadSample where that cannot be done.
+
+        Raises:
+            CheckpointError: None of the first few can be used: it is not for the samples.
+            DataError: Too few are left, or one cannot be used and ``strict`` is on.
+        """
+        kept: list[_Entry] = []
+        refused: list[str] = []
+        for entry in chain(self._entries, self._search):
+            try:
+                take(self._search.sample(entry))
+            except BadSample as error:
+                refused.append(f"{entry.id}: {error}")
+                if not kept and len(refused) == min(_TRIES, self.requested):
+                    raise CheckpointError(
+                        f"the model cannot be run on samples of {self.source}. {len(refused)} were tried: "
+                        f"{some(refused, separator='; ')}."
+                    ) from error
+                self._search.pass_over(entry.id, error)
+                continue
+            kept.append(entry)
+            if len(kept) == self.requested:
+                break
+        if refused:
+            _check_enough(self._search, len(kept), self.requested, self._least)
+        return SampleSet(self._search, kept, self.requested, self._least)
+
+    def split(self, holdout: int) -> tuple[SampleSet, SampleSet]:
+        """All but the last ``holdout`` samples of the seeded order, and those; copies stay on one side if they can.
+
+        Raises:
+            UsageError: ``holdout`` is negative.
+            DataError: Nothing would be left to calibrate on.
+        """
+        if holdout < 0:
+            raise UsageError(f"holdout must be 0 or more, not {holdout}")
+        if len(self) - holdout < 1:
+            raise DataError(
+                f"{self.source}: {len(self)} usable samples, {holdout} of them to hold out, leaves none to "
+                f"calibrate on; hold out at most {len(self) - 1} or give more samples"
+            )
+        held = held_out([entry.look for entry in self._entries], holdout)
+        parts = ([entry for i, entry in enumerate(self._entries) if (i in held) == side] for side in (False, True))
+        fitted, kept = (SampleSet(self._search, part, self.requested, self._least) for part in parts)
+        return fitted, kept
 
 
 def open_samples(
@@ -157,7 +238,7 @@ def open_samples(
     that what is held out is never calibrated on; that is no fault, even where ``strict``.
 
     Args:
-        source: Folder; ``.txt``, ``.jsonl``, ``.csv``, ``.parquet`` or ``.tar`` file; or
+        source: Folder; ``.txt``, ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet`` or ``.tar`` file; or
             ``hf:NAME[:SPLIT[:SLICE]]``. An existing path always wins.
         modality: What the model takes.
         samples: How many to look for.
@@ -178,36 +259,10 @@ def open_samples(
     if sampling_rate is not None and sampling_rate < 1:
         raise UsageError(f"sampling_rate must be in Hz and positive, not {sampling_rate}")
     reader = _open(source, modality, samples)
-    name = str(source)
-    entries: dict[str, _Entry] = {}
-    skipped: list[Skipped] = []
-    for index in seeded_order(len(reader), partial(_identity, reader), seed):
-        if len(entries) == samples:
-            break
-        identity = _identity(reader, index)
-        try:
-            raw = reader.read(index)
-            digest = _sha256(raw)
-            if digest in entries:
-                skipped.append(Skipped(identity, f"same content as {entries[digest].id}"))
-                continue
-            decode(raw, modality, sampling_rate)
-        except BadSample as error:
-            if strict:
-                raise DataError(f"{name}: {identity}: {error}; mend or remove it, or do without strict") from error
-            skipped.append(Skipped(identity, str(error)))
-            continue
-        entries[digest] = _Entry(index, identity, digest)
-    _check_enough(name, len(entries), samples, min_samples, skipped)
-    return SampleSet(
-        reader,
-        tuple(entries.values()),
-        modality=modality,
-        source=name,
-        requested=samples,
-        skipped=tuple(skipped),
-        sampling_rate=sampling_rate,
-    )
+    search = _Search(reader, str(source), modality, seed, strict, sampling_rate)
+    entries = list(islice(search, samples))
+    _check_enough(search, len(entries), samples, min_samples)
+    return SampleSet(search, entries, samples, min_samples)
 
 
 def _open(source: str | Path, modality: Modality, samples: int) -> Source:
@@ -231,19 +286,20 @@ def _sha256(raw: bytes | str) -> str:
     return hashlib.sha256(raw.encode("utf-8") if isinstance(raw, str) else raw).hexdigest()
 
 
-def _check_enough(source: str, usable: int, asked: int, least: int, skipped: list[Skipped]) -> None:
+def _check_enough(search: _Search, usable: int, asked: int, least: int) -> None:
     if usable == asked:
         return
+    skipped = search.skipped
     counts = f"{asked} asked, {usable} usable, {len(skipped)} skipped"
     if usable < least:
         first = some((f"{item.id}: {item.reason}" for item in skipped), separator="; ")
         raise DataError(
-            f"{source}: {counts} of {usable + len(skipped)} tried, at least {least} needed"
+            f"{search.source}: {counts} of {usable + len(skipped)} tried, at least {least} needed"
             + (f" ({first})" if first else "")
             + "; add samples"
             + (" or lower min_samples" if usable else "")
         )
-    logger.warning("%s: %s", source, counts)
+    logger.warning("%s: %s", search.source, counts)
 
 
 def fingerprint(sets: Sequence[SampleSet]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mimetypes
 import os
 import stat
 import tarfile
@@ -13,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from latte_convert.data.columns import COLUMNS, cell_content, choose_column, find_column, read_file
-from latte_convert.data.decode import PLURAL, SUFFIXES, BadSample, Modality
+from latte_convert.data.decode import MOST_BYTES, PLURAL, SUFFIXES, BadSample, Modality
 from latte_convert.data.tables import SUFFIXES as SUFFIXES_OF_TABLES
 from latte_convert.data.tables import Lines, Table, open_table
 from latte_convert.errors import DataError, nearest
@@ -23,6 +24,37 @@ logger = logging.getLogger("latte_convert")
 
 TABLE_SUFFIXES = (".txt", *SUFFIXES_OF_TABLES, ".tar")
 _WORDS_OF_A_SENTENCE = 4
+_KNOWN = frozenset(TABLE_SUFFIXES).union(*SUFFIXES.values())
+_FOREIGN = frozenset(
+    [
+        ".aac",
+        ".amr",
+        ".arw",
+        ".cr2",
+        ".cr3",
+        ".dng",
+        ".doc",
+        ".docx",
+        ".epub",
+        ".exr",
+        ".heic",
+        ".heif",
+        ".jxl",
+        ".m4a",
+        ".m4v",
+        ".mkv",
+        ".nef",
+        ".odt",
+        ".pdf",
+        ".psd",
+        ".raw",
+        ".rtf",
+        ".tga",
+        ".webm",
+        ".wma",
+    ]
+)
+"""Media and documents that not every Python knows as such."""
 
 
 class Source(Protocol):
@@ -85,24 +117,24 @@ def missing_path(source: str) -> DataError:
 
 def looks_like_path(source: str) -> bool:
     """Whether a string is written as a path, which is never the name of a Hub dataset."""
-    suffixes = frozenset(TABLE_SUFFIXES).union(*SUFFIXES.values())
     return (
         source.startswith((".", "~", "/", "\\"))
         or source.endswith(("/", "\\"))
         or Path(source).is_absolute()
-        or Path(source).suffix.lower() in suffixes
+        or _suffix(source) in _KNOWN
     )
 
 
 class Folder:
-    """Files of one modality under a folder, nested ones included; hidden files do not count."""
+    """Files of one modality under a folder, nested ones included; hidden files do not count.
+
+    Media of a format that is not read are candidates too, so that they are skipped by name.
+    """
 
     def __init__(self, path: Path, modality: Modality) -> None:
         files = list(_walk(path))
-        wanted = [name for name in files if _suffix(name) in SUFFIXES[modality]]
-        if not wanted:
-            raise _nothing_wanted(str(path), files, modality)
-        self.path, self._names = path, sorted(wanted)
+        self._names = sorted(_candidates(str(path), files, modality))
+        self.path, self._modality = path, modality
 
     def __len__(self) -> int:
         return len(self._names)
@@ -113,7 +145,32 @@ class Folder:
 
     def read(self, index: int) -> bytes:
         """Bytes of one file."""
-        return read_file(self.path / self._names[index])
+        _check_suffix(self._names[index], self._modality)
+        return read_file(self.path / self._names[index], self._modality)
+
+
+def _candidates(where: str, names: list[str], modality: Modality) -> list[str]:
+    """Files of a modality, and media whose format is not read.
+
+    Raises:
+        DataError: There is no file of the modality.
+    """
+    if not any(_suffix(name) in SUFFIXES[modality] for name in names):
+        raise _nothing_wanted(where, names, modality)
+    return [name for name in names if _suffix(name) in SUFFIXES[modality] or _is_foreign(name)]
+
+
+def _is_foreign(name: str) -> bool:
+    """Whether a file holds an image, sound, film or document of a format that is not read."""
+    if _suffix(name) in _KNOWN:
+        return False
+    kind = mimetypes.guess_type(name)[0] or ""
+    return kind.startswith(("image/", "audio/", "video/")) or _suffix(name) in _FOREIGN
+
+
+def _check_suffix(name: str, modality: Modality) -> None:
+    if _suffix(name) not in SUFFIXES[modality]:
+        raise BadSample(f"a {_suffix(name)} file, which is not read as {PLURAL[modality]}")
 
 
 def _walk(root: Path) -> Iterator[str]:
@@ -178,10 +235,8 @@ class TarMembers:
             if not members:
                 raise DataError(f"{path} is not a plain .tar ({error}); unpack a compressed one") from error
             logger.warning("%s is damaged after %d members: %s", path, len(members), error)
-        self.path = path
-        self._members = sorted((k, v) for k, v in members.items() if _suffix(k) in SUFFIXES[modality])
-        if not self._members:
-            raise _nothing_wanted(str(path), list(members), modality)
+        self.path, self._modality = path, modality
+        self._members = sorted((name, members[name]) for name in _candidates(str(path), list(members), modality))
 
     def __len__(self) -> int:
         return len(self._members)
@@ -192,7 +247,12 @@ class TarMembers:
 
     def read(self, index: int) -> bytes:
         """Bytes of one member."""
-        offset, size = self._members[index][1]
+        name, (offset, size) = self._members[index]
+        _check_suffix(name, self._modality)
+        if size > MOST_BYTES[self._modality]:
+            raise BadSample(
+                f"it has {size / 1e6:,.0f} MB, and at most {MOST_BYTES[self._modality] / 1e6:,.0f} MB are read"
+            )
         try:
             with self.path.open("rb") as file:
                 file.seek(offset)
@@ -222,7 +282,7 @@ class TableRows:
         """Content of one row, or of the file it names."""
         folder = self._table.path.parent
         return cell_content(
-            self._table.cell(index, self._column), self._modality, lambda name: read_file(folder / name)
+            self._table.cell(index, self._column), self._modality, lambda name: read_file(folder / name, self._modality)
         )
 
 

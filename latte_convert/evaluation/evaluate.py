@@ -102,7 +102,8 @@ def evaluate(
         metrics=metrics,
         note=job.note,
         unused_sites=[name for name in artifact.kernels if not done.calls[name]],
-        exact_sites=[name for name in artifact.kernels if done.calls[name] and not done.kernels[name]],
+        exact_sites=[name for name, calls in done.calls.items() if calls and calls == done.exact_calls[name]],
+        exact_share=done.exact_calls.total() / done.calls.total() if done.calls.total() else None,
         resamples=job.resamples,
         seed=seed,
         batch_size=batch_size,
@@ -173,8 +174,10 @@ def measure(task: Task, original: Sequence[Any], hybrid: Sequence[Any], seed: in
         reason = None
         if kept is None:
             reason = "the original itself shows no positive quality on these samples"
-        elif spread[name] is None:
+        elif (interval := spread[name]) is None:
             reason = "undefined on most resamples: too few samples"
+        elif len(set(interval)) == 1:
+            reason = "the interval has no width: every resample keeps the same share"
         result[name] = MetricReport(
             original=value, hybrid=after[name], lower_is_better=better[name], retention=kept,
             interval=spread[name] if kept is not None else None, reason=reason,

@@ -21,7 +21,7 @@ class MetricReport(_Model):
     interval: tuple[float, float] | None = Field(
         description="95% percentile interval of the retention, from a paired bootstrap over samples."
     )
-    reason: str | None = Field(None, description="Why retention or interval is null.")
+    reason: str | None = Field(None, description="Why retention or interval is null, or the interval has no width.")
 
 
 class SkippedReport(_Model):
@@ -61,7 +61,11 @@ class EvalReport(_Model):
     note: str = Field(description="How to read the metrics, where that is not obvious.")
     unused_sites: list[str] = Field(description="Converted sites that this task does not run.")
     exact_sites: list[str] = Field(
-        description="Converted sites that ran their exact branch throughout: fewer keys than min_tokens."
+        description="Converted sites that ran softmax throughout: too few tokens for anything else to be cheaper."
+    )
+    exact_share: float | None = Field(
+        None,
+        description="Share of the calls of converted sites that ran softmax; at 1 the hybrid is the original here.",
     )
     resamples: int = Field(description="Of the bootstrap.")
     seed: int

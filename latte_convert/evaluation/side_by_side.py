@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from latte_convert.data.decode import BadSample
 from latte_convert.data.examples import Example
 from latte_convert.data.feed import Inputs, place
-from latte_convert.errors import CheckpointError, DataError, GateError, InputError
+from latte_convert.errors import CheckpointError, DataError, GateError, InputError, LatteError, first_line, is_shortage
 from latte_convert.evaluation.result import SkippedReport
 from latte_convert.evaluation.tasks.base import Task
 from latte_convert.progress import Progress
@@ -24,6 +23,8 @@ from latte_convert.wording import some
 
 if TYPE_CHECKING:
     from latte_convert.artifact.load import Artifact
+
+_Group = list[tuple[Example, Inputs]]
 
 
 @dataclass
@@ -36,7 +37,8 @@ class Predictions:
         hybrid: The hybrid's.
         skipped: Examples that could not be decoded.
         calls: How often each converted site ran.
-        kernels: How often its kernel did; not where there were fewer keys than ``min_tokens``.
+        exact_calls: How often it ran softmax after all.
+        failure: Why the original did not run on the latest example that it refused.
     """
 
     examples: list[Example] = field(default_factory=list)
@@ -44,7 +46,8 @@ class Predictions:
     hybrid: list[Any] = field(default_factory=list)
     skipped: list[SkippedReport] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
-    kernels: Counter[str] = field(default_factory=Counter)
+    exact_calls: Counter[str] = field(default_factory=Counter)
+    failure: Exception | None = None
 
 
 def run_both(task: Task, artifact: Artifact, batch_size: int, progress: Progress) -> Predictions:
@@ -64,9 +67,8 @@ def run_both(task: Task, artifact: Artifact, batch_size: int, progress: Progress
     """
     done = Predictions()
     advance = progress("Running original and hybrid", len(task.examples))
-    with _counted(artifact.kernels, done.kernels):
-        for examples, inputs in _batches(task, artifact.model, batch_size, done):
-            original, hybrid = _predict(task, artifact, inputs, examples, done)
+    for group in _groups(task, artifact.model, batch_size, done):
+        for examples, original, hybrid in _outcomes(task, artifact, group, done):
             done.examples += examples
             done.original += original
             done.hybrid += hybrid
@@ -76,7 +78,9 @@ def run_both(task: Task, artifact: Artifact, batch_size: int, progress: Progress
         advance()
     if not done.examples:
         first = some((f"{item.id}: {item.reason}" for item in done.skipped), separator="; ")
-        raise DataError(f"{', '.join(task.setting.data)}: 0 usable samples, {len(done.skipped)} skipped ({first}).")
+        raise DataError(
+            f"{', '.join(task.setting.data)}: 0 usable samples, {len(done.skipped)} skipped ({first})."
+        ) from (done.failure)
     if artifact.kernels and not done.calls.total():
         raise InputError(
             f"task '{task.name}' runs none of the converted sites ({some(artifact.kernels)}): original and hybrid "
@@ -85,42 +89,44 @@ def run_both(task: Task, artifact: Artifact, batch_size: int, progress: Progress
     return done
 
 
-@contextmanager
-def _counted(kernels: Mapping[str, nn.Module], counts: Counter[str]) -> Iterator[None]:
-    """Count the calls of kernels by site."""
-    with ExitStack() as stack:
-        for name, kernel in kernels.items():
-            handle = kernel.register_forward_hook(lambda *_, name=name: counts.update([name]))
-            stack.callback(handle.remove)
-        yield
-
-
-@torch.no_grad()
-def _predict(
-    task: Task, artifact: Artifact, inputs: Inputs, examples: Sequence[Example], done: Predictions
-) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Both models' predictions for a batch."""
-    original = task.predict(artifact.model, inputs, examples)
-    with artifact.convert() as applied:
-        hybrid = task.predict(artifact.model, inputs, examples)
+def _outcomes(
+    task: Task, artifact: Artifact, group: _Group, done: Predictions
+) -> Iterator[tuple[list[Example], Sequence[Any], Sequence[Any]]]:
+    """Both models' predictions for a batch; where the original does not run on it, for each example it does run on."""
+    examples = [example for example, _ in group]
+    inputs = _stack([inputs for _, inputs in group], next(artifact.model.parameters()))
+    with torch.no_grad():
+        try:
+            original = task.predict(artifact.model, inputs, examples)
+        except Exception as error:  # whatever a model's forward runs into
+            if isinstance(error, LatteError) or is_shortage(error):
+                raise
+            if len(group) > 1:
+                for one in group:
+                    yield from _outcomes(task, artifact, [one], done)
+            else:
+                done.failure = error
+                reason = f"{type(artifact.model).__name__} does not run on it: {first_line(error)}"
+                done.skipped.append(SkippedReport(id=examples[0].id, reason=reason))
+            return
+        with artifact.convert() as applied:
+            hybrid = task.predict(artifact.model, inputs, examples)
     for name, handler in applied.handlers.items():
         done.calls[name] += handler.calls
+        done.exact_calls[name] += handler.exact_calls
     if broken := _not_finite(original, examples):
         raise CheckpointError(
             f"the original's own output is not finite on {broken}: its weights hold NaN, or overflow."
         )
     if broken := _not_finite(hybrid, examples):
         raise GateError(f"the hybrid's output is not finite on {broken}. Convert fewer sites, or in float32.")
-    return task.compare(original, hybrid)
+    yield examples, *task.compare(original, hybrid)
 
 
-def _batches(
-    task: Task, model: nn.Module, batch_size: int, done: Predictions
-) -> Iterator[tuple[list[Example], Inputs]]:
-    """Examples and their stacked inputs, on the model's device; damaged samples are noted and passed over."""
-    like = next(model.parameters())
+def _groups(task: Task, model: nn.Module, batch_size: int, done: Predictions) -> Iterator[_Group]:
+    """Examples and their inputs, those of equal shape together; damaged samples are noted and passed over."""
     for start in range(0, len(task.examples), batch_size):
-        groups: dict[Any, list[tuple[Example, Inputs]]] = {}
+        groups: dict[Any, _Group] = {}
         for example in task.examples[start : start + batch_size]:
             try:
                 inputs = task.prepare(example, example.load(), model)
@@ -128,8 +134,7 @@ def _batches(
                 done.skipped.append(SkippedReport(id=example.id, reason=str(error)))
                 continue
             groups.setdefault(_shape(inputs), []).append((example, inputs))
-        for group in groups.values():
-            yield [example for example, _ in group], _stack([inputs for _, inputs in group], like)
+        yield from groups.values()
 
 
 def _shape(inputs: Inputs) -> Any:

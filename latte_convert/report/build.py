@@ -95,6 +95,7 @@ def _warnings(task: Task, found: Findings) -> Iterator[str]:
             f"{len(task.unexpected_keys)} tensors of the checkpoint have no place in {task.source.model_class} "
             f"({some(task.unexpected_keys)}); they are kept in the artifact."
         )
+    yield from task.notes
     broken = [name for name, score in found.choice.scores.items() if score.value == float("inf")]
     if broken:
         yield f"{len(broken)} sites are not finite when linear and were not chosen: {some(broken)}."
@@ -179,6 +180,7 @@ def _calibration(task: Task) -> CalibrationReport:
         truncated=len(set().union(*(processor.truncated for processor in task.processors))),
         skipped=[{"id": skip.id, "reason": skip.reason} for s in samples for skip in s.skipped],
         fingerprint=fingerprint(samples),
+        processors=[processor.description() for processor in task.processors],
     )
 
 

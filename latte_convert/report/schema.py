@@ -118,6 +118,9 @@ class CalibrationReport(_Model):
     truncated: int = Field(description="Samples longer than the model takes.")
     skipped: list[dict[str, str]] = Field(description="Samples that could not be used: id and reason.")
     fingerprint: str = Field(description="SHA-256 over the sorted ids and content hashes of all samples used.")
+    processors: list[dict[str, str]] = Field(
+        default_factory=list, description="What prepared them: class, backend and versions, one for each modality."
+    )
 
 
 class FlopsReport(_Model):

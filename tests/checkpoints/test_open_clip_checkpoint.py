@@ -74,7 +74,7 @@ def test_both_towers_of_one_model(tmp_path: Path, photos: Path, sentences: Path)
 def test_the_command_line_takes_the_scheme(tmp_path: Path, photos: Path, latte: Any) -> None:
     source, out = write(tmp_path / "source"), tmp_path / "hybrid"
     name = f"open_clip:local-dir:{source}"
-    assert latte("convert", name, "--calib", photos, "--samples", 6, "--out", out)[0] == 0
+    assert latte("convert", name, "--calib", photos, "--samples", 6, "--kernel", "latte", "--out", out)[0] == 0
     assert latte_convert.verify(out).files == 2
     code, _, err = latte("convert", "open_clip:ViT-B-32/nothing", "--calib", photos, "--out", tmp_path / "x")
     assert code == 3
@@ -293,7 +293,9 @@ def test_another_resolution(
     name: str, resolution: int, tokens: int, dtype: torch.dtype, tmp_path: Path, photos: Path
 ) -> None:
     source = write(tmp_path / "source", name, dtype=dtype)
-    result = latte_convert.convert(source, photos, recipe=Recipe(samples=6, ratio=0.5, resolution=resolution))
+    result = latte_convert.convert(
+        source, photos, recipe=Recipe(kernel="latte", samples=6, ratio=0.5, resolution=resolution)
+    )
     assert {result.report.cost.tokens[site] for site in result.report.converted} == {tokens}
     out = result.save(tmp_path / "hybrid")
     before, after = (load_file(path / "open_clip_model.safetensors") for path in (source, out))
@@ -334,12 +336,16 @@ def test_another_resolution_is_as_open_clip_loads_it(name: str, resolution: int,
 )
 def test_resolutions_between_patches(name: str, resolution: int, nearest: str, tmp_path: Path, photos: Path) -> None:
     with pytest.raises(CheckpointError, match=f"resolution {resolution} is not a multiple.*{nearest}"):
-        latte_convert.convert(write(tmp_path / "source", name), photos, recipe=Recipe(samples=6, resolution=resolution))
+        latte_convert.convert(
+            write(tmp_path / "source", name), photos, recipe=Recipe(kernel="latte", samples=6, resolution=resolution)
+        )
 
 
 def test_resolutions_are_for_images(tmp_path: Path, sentences: Path) -> None:
     with pytest.raises(RecipeError, match="resolution is for images"):
-        latte_convert.convert(write(tmp_path / "source"), sentences, recipe=Recipe(samples=6, resolution=64))
+        latte_convert.convert(
+            write(tmp_path / "source"), sentences, recipe=Recipe(kernel="latte", samples=6, resolution=64)
+        )
 
 
 def test_a_resnet_has_one_resolution(tmp_path: Path, photos: Path) -> None:
@@ -353,7 +359,7 @@ def test_a_resnet_has_one_resolution(tmp_path: Path, photos: Path) -> None:
     save_config_for_hf(model, tmp_path / "open_clip_config.json", config)
     save_file({k: v.clone() for k, v in model.state_dict().items()}, tmp_path / "open_clip_model.safetensors")
     with pytest.raises(CheckpointError, match="open_clip runs ModifiedResNet at its own resolution 64 only"):
-        latte_convert.convert(tmp_path, photos, recipe=Recipe(samples=6, resolution=128))
+        latte_convert.convert(tmp_path, photos, recipe=Recipe(kernel="latte", samples=6, resolution=128))
 
 
 def test_a_changed_configuration_is_found(tmp_path: Path, photos: Path) -> None:

@@ -74,7 +74,7 @@ def test_grey_models_get_grey_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_round_trip(name: str, photos: Path, tmp_path: Path) -> None:
     source = write(tmp_path / "source", name)
-    result = latte_convert.convert(source, photos, recipe=Recipe(samples=6, k=1))
+    result = latte_convert.convert(source, photos, recipe=Recipe(kernel="latte", samples=6, k=1))
     assert (result.report.source.library, list(result.report.fidelity.outputs)) == ("timm", ["output"])
     out = result.save(tmp_path / "hybrid")
     assert (out / "config.json").read_bytes() == (source / "config.json").read_bytes()
@@ -95,7 +95,7 @@ def test_round_trip(name: str, photos: Path, tmp_path: Path) -> None:
 
 def test_bf16_keeps_its_dtype(photos: Path, tmp_path: Path) -> None:
     source = write(tmp_path / "source", dtype=torch.bfloat16)
-    out = latte_convert.convert(source, photos, recipe=Recipe(samples=4)).save(tmp_path / "hybrid")
+    out = latte_convert.convert(source, photos, recipe=Recipe(kernel="latte", samples=4)).save(tmp_path / "hybrid")
     hybrid = latte_convert.load(out)
     assert {p.dtype for name, p in hybrid.named_parameters() if ".latte." not in name} == {torch.bfloat16}
     assert latte_convert.verify(out).probe_difference < 1e-6
@@ -104,7 +104,7 @@ def test_bf16_keeps_its_dtype(photos: Path, tmp_path: Path) -> None:
 def test_a_model_in_memory_converts_and_saves(source: Path, tmp_path: Path) -> None:
     model = timm.create_model(f"local-dir:{source}", pretrained=True)
     batches = [{"x": torch.randn(1, 3, 56, 56)} for _ in range(4)]
-    result = latte_convert.convert(model, batches, recipe=Recipe(ratio=1))
+    result = latte_convert.convert(model, batches, recipe=Recipe(kernel="latte", ratio=1))
     assert result.report.source.library == "timm"
     assert sorted(site.name for site in result.plan.converted) == ["blocks.0.attn", "blocks.1.attn"]
     hybrid = latte_convert.load(result.save(tmp_path / "hybrid"))
@@ -121,7 +121,7 @@ def test_a_model_that_timm_cannot_rebuild_is_refused() -> None:
     changed = create("vit_tiny_patch16_224", **PATCHED)
     changed.head = torch.nn.Linear(48, 9)
     with pytest.raises(CheckpointError, match=r"2 of another shape \(head\.bias, head\.weight\)"):
-        latte_convert.convert(changed, batches, recipe=Recipe(k=1))
+        latte_convert.convert(changed, batches, recipe=Recipe(kernel="latte", k=1))
 
 
 def test_another_layout_goes_through_timms_own_filter(photos: Path, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_another_layout_goes_through_timms_own_filter(photos: Path, tmp_path: Pa
     assert position.shape[1] == 16  # without the class token, which the release has
     released["pos_embed"] = torch.cat([torch.zeros(1, 1, 48), position], dim=1)
     save_file(released, source / "model.safetensors")
-    out = latte_convert.convert(source, photos, recipe=Recipe(samples=4)).save(tmp_path / "hybrid")
+    out = latte_convert.convert(source, photos, recipe=Recipe(kernel="latte", samples=4)).save(tmp_path / "hybrid")
     assert {key for key in load_file(out / "model.safetensors") if ".latte." not in key} == released.keys()
     model = latte_convert.load(out)
     assert torch.equal(model.state_dict()["reg_token"], tensors["reg_token"])
@@ -198,7 +198,7 @@ def test_broken_checkpoints(case: str, source: Path, photos: Path, tmp_path: Pat
     broken = shutil.copytree(source, tmp_path / "broken")
     change(broken)
     with pytest.raises(CheckpointError) as raised:
-        latte_convert.convert(broken, photos, recipe=Recipe(samples=4))
+        latte_convert.convert(broken, photos, recipe=Recipe(kernel="latte", samples=4))
     assert message in str(raised.value)
 
 
@@ -243,7 +243,7 @@ def test_another_resolution(
     name: str, resolution: int, prefix: int, dtype: torch.dtype, photos: Path, tmp_path: Path
 ) -> None:
     source = write(tmp_path / "source", name, dtype)
-    result = latte_convert.convert(source, photos, recipe=Recipe(samples=6, k=1, resolution=resolution))
+    result = latte_convert.convert(source, photos, recipe=Recipe(kernel="latte", samples=6, k=1, resolution=resolution))
     tokens = {result.report.cost.tokens[site] for site in result.report.converted}
     assert tokens == {prefix + (resolution // 14) ** 2}
     out = result.save(tmp_path / "hybrid")
@@ -278,27 +278,31 @@ def test_a_pyramid_takes_any_resolution(photos: Path, tmp_path: Path) -> None:
     """Its positions are convolutions; timm has nothing to interpolate."""
     model = sharp(create("pvt_v2_b0", num_classes=5, depths=(1, 1, 1, 1)))
     save_for_hf(model, str(tmp_path / "pvt"), safe_serialization=True)
-    result = latte_convert.convert(tmp_path / "pvt", photos, recipe=Recipe(samples=4, k=1, resolution=96))
+    result = latte_convert.convert(
+        tmp_path / "pvt", photos, recipe=Recipe(kernel="latte", samples=4, k=1, resolution=96)
+    )
     assert latte_convert.verify(result.save(tmp_path / "hybrid")).probe_difference < 1e-5
 
 
 def test_resolutions_that_cannot_be(source: Path, photos: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="100 is not a multiple of the model's patch size 14; nearest: 98"):
-        latte_convert.convert(source, photos, recipe=Recipe(samples=4, resolution=100))
+        latte_convert.convert(source, photos, recipe=Recipe(kernel="latte", samples=4, resolution=100))
     hiera = create("hiera_tiny_224", img_size=64, num_classes=5, embed_dim=24, stages=(1, 1, 1, 1))
     save_for_hf(hiera, str(tmp_path / "hiera"), safe_serialization=True, model_config={"input_size": (3, 64, 64)})
     with pytest.raises(CheckpointError, match="timm runs Hiera at its own resolution 64 only; leave out --resolution"):
-        latte_convert.convert(tmp_path / "hiera", photos, recipe=Recipe(samples=4, resolution=128))
+        latte_convert.convert(tmp_path / "hiera", photos, recipe=Recipe(kernel="latte", samples=4, resolution=128))
     batches = [{"x": torch.randn(1, 3, 64, 64)} for _ in range(3)]
     with pytest.raises(RecipeError, match="ready batches have their size already"):
-        latte_convert.convert(hiera, batches, recipe=Recipe(resolution=64))
+        latte_convert.convert(hiera, batches, recipe=Recipe(kernel="latte", resolution=64))
 
 
 @pytest.mark.parametrize(
     ("value", "message"), [("112", "no number of pixels"), (-14, "no number of pixels"), (100, "nearest: 98")]
 )
 def test_a_changed_resolution_is_found(value: Any, message: str, source: Path, photos: Path, tmp_path: Path) -> None:
-    out = latte_convert.convert(source, photos, recipe=Recipe(samples=4, resolution=112)).save(tmp_path / "hybrid")
+    out = latte_convert.convert(source, photos, recipe=Recipe(kernel="latte", samples=4, resolution=112)).save(
+        tmp_path / "hybrid"
+    )
     manifest = json.loads((out / "latte.json").read_text())
     assert manifest["recipe"]["resolution"] == 112
     manifest["recipe"]["resolution"] = value
@@ -310,20 +314,20 @@ def test_a_changed_resolution_is_found(value: Any, message: str, source: Path, p
 def test_text_is_no_data_for_an_image_model(source: Path, tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("one sentence\nand another\n")
     with pytest.raises(DataError, match="image"):
-        latte_convert.convert(source, tmp_path, recipe=Recipe(samples=2))
+        latte_convert.convert(source, tmp_path, recipe=Recipe(kernel="latte", samples=2))
 
 
 def test_a_model_without_a_convertible_site(photos: Path, tmp_path: Path) -> None:
     model = create("swin_tiny_patch4_window7_224", depths=(1, 1), embed_dim=12, num_heads=(1, 2), num_classes=3)
     save_for_hf(model, str(tmp_path / "swin"), safe_serialization=True)
     with pytest.raises(CheckpointError, match="no attention site can be converted: windowed attention"):
-        latte_convert.convert(tmp_path / "swin", photos, recipe=Recipe(samples=4))
+        latte_convert.convert(tmp_path / "swin", photos, recipe=Recipe(kernel="latte", samples=4))
 
 
 def test_command_line(source: Path, photos: Path, tmp_path: Path, latte: Any) -> None:
     out = tmp_path / "hybrid"
     name = f"timm:local-dir:{source}"
-    code, stdout, _ = latte("convert", name, "--calib", photos, "--samples", 4, "--out", out)
+    code, stdout, _ = latte("convert", name, "--calib", photos, "--samples", 4, "--kernel", "latte", "--out", out)
     assert (code, stdout) == (0, f"{out}\n")
     code, stdout, _ = latte("verify", out, "--json")
     assert (code, json.loads(stdout)["ok"]) == (0, True)

@@ -168,7 +168,7 @@ def test_damaged_audio_is_skipped_and_silence_is_not(tmp_path: Path) -> None:
     why = reasons(found)
     assert why["zero.wav"] == "empty file"
     assert "zero frames" in why["no_frames.wav"]
-    assert "NaN" in why["nan.wav"]
+    assert why["nan.wav"] == "audio with samples of nan, where 1 is full scale"
     assert "not audio" in why["text.wav"]
     assert "not audio" in why["corrupt.wav"]
 
@@ -192,3 +192,48 @@ def test_resampling_keeps_the_tone(tmp_path: Path, rate: int) -> None:
     native = only(tmp_path, "audio")
     assert isinstance(native, np.ndarray)
     assert native.shape == (rate,)
+
+
+def test_sixteen_bits_are_rounded_and_not_cut(tmp_path: Path) -> None:
+    levels = np.array([[0, 4095, 32896, 65406, 65407, 65535]], dtype=np.uint16)  # 4095 of 65535 is 15.93 of 255
+    put(tmp_path / "x.png", encoded(Image.fromarray(levels)))
+    image = only(tmp_path, "image")
+    assert isinstance(image, Image.Image)
+    assert np.asarray(image)[0, :, 0].tolist() == [0, 16, 128, 254, 255, 255]
+
+
+def test_an_eps_that_is_called_png_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", None)  # a call would be a TypeError
+    page = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    put(tmp_path / "a.png", page)
+    put(tmp_path / "b.png", encoded(picture(0)))
+    assert "of a format Pillow cannot read" in reasons(everything(tmp_path, "image"))["a.png"]
+
+
+def test_a_mere_strip_is_no_picture(tmp_path: Path) -> None:
+    put(tmp_path / "strip.png", encoded(Image.new("RGB", (3000, 1))))
+    put(tmp_path / "wide.png", encoded(Image.new("RGB", (100, 1))))
+    found = everything(tmp_path, "image")
+    assert found.ids == ("wide.png",)
+    assert reasons(found) == {"strip.png": "3000 x 1 pixels: a side is over 100 x the other"}
+
+
+def test_sounds_that_are_none(tmp_path: Path) -> None:
+    put(tmp_path / "one_hertz.wav", wav(tone(8000), rate=1))
+    put(tmp_path / "loud.wav", wav(np.array([0.1, 1e30], np.float32)))
+    put(tmp_path / "clipped.wav", wav(np.array([0.1, 1.5], np.float32)))
+    header = bytearray(wav(tone(100), subtype="PCM_16"))
+    put(tmp_path / "long.wav", bytes(header).replace((16000).to_bytes(4, "little"), (1000).to_bytes(4, "little"), 1))
+    found = everything(tmp_path, "audio", sampling_rate=16000)
+    assert set(found.ids) == {"clipped.wav", "long.wav"}
+    assert reasons(found)["one_hertz.wav"] == "a sampling rate of 1 Hz; 1,000 to 1,000,000 Hz are read"
+    assert reasons(found)["loud.wav"].startswith("audio with samples of 5e+29") or "1e+30" in reasons(found)["loud.wav"]
+
+
+def test_a_sound_that_would_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("latte_convert.data.decode._MOST_FRAMES", 16_000)
+    put(tmp_path / "a.wav", wav(tone(1001), rate=1000))
+    put(tmp_path / "b.wav", wav(tone(1000), rate=1000))
+    found = everything(tmp_path, "audio", sampling_rate=16000)
+    assert found.ids == ("b.wav",)
+    assert "hours of audio; cut it" in reasons(found)["a.wav"]

@@ -5,6 +5,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
+import transformers
+from PIL import Image
 
 import latte_convert
 from latte_convert.artifact.load import open_artifact
@@ -56,6 +58,8 @@ def test_a_hybrid_on_its_exact_branch_retains_all(exact_artifact, few):
         report = evaluate(exact_artifact, task, [few / "test"], batch_size=3)
         assert report.metrics[metric].retention == pytest.approx(1.0, abs=1e-6)
         assert len(report.exact_sites) == 2
+        assert report.exact_share == 1.0
+        assert report.metrics[metric].reason == "the interval has no width: every resample keeps the same share"
     report = evaluate(exact_artifact, "knn", [few])
     accuracy = report.metrics["accuracy"]
     assert accuracy.original == accuracy.hybrid
@@ -113,7 +117,7 @@ def test_a_task_beside_the_converted_tower(tiny_clip, subjects, sentences, tmp_p
         evaluate(out, "sts", [sentences])
     report = evaluate(out, "fidelity", [subjects / "test", sentences], samples=3)
     assert report.samples == 6
-    assert (report.exact_sites, report.unused_sites) == ([], [])
+    assert (report.exact_sites, report.unused_sites, report.exact_share) == ([], [], 0.0)
     assert report.metrics["cosine@text.pooler_output"].hybrid == pytest.approx(1.0, abs=1e-6)
     assert report.metrics["cosine"].hybrid == report.metrics["cosine@image.pooler_output"].hybrid < 1
 
@@ -128,3 +132,25 @@ def test_both_models_are_left_as_they_were(dino_artifact):
     assert torch.equal(artifact.model(pixels).last_hidden_state, before)
     assert torch.equal(latte_convert.load(dino_artifact)(pixels).last_hidden_state, hybrid)
     assert not torch.allclose(hybrid, before, atol=1e-3)
+
+
+def test_what_the_original_does_not_run_on_is_skipped_by_name(dino_artifact, few, tmp_path, monkeypatch):
+    """A batch with such a sample is run sample by sample, and the others count."""
+    root = tmp_path / "images"
+    shutil.copytree(few / "test", root)
+    whole = evaluate(dino_artifact, "fidelity", [few / "test"], batch_size=3)
+    Image.new("RGB", (180, 180), (1, 2, 3)).save(root / "blue.png")
+    forward = transformers.Dinov2Model.forward
+
+    def fussy(self, pixel_values, **kwargs):
+        if any(float(image.std(dim=(-1, -2)).max()) < 1e-6 for image in pixel_values):
+            raise RuntimeError("kernel size can't be greater than actual input size")
+        return forward(self, pixel_values, **kwargs)
+
+    monkeypatch.setattr(transformers.Dinov2Model, "forward", fussy)
+    report = evaluate(dino_artifact, "fidelity", [root], batch_size=100)
+    assert report.samples == whole.samples
+    assert [item.id for item in report.skipped] == ["blue.png"]
+    assert "Dinov2Model does not run on it: kernel size can't" in report.skipped[0].reason
+    for name, metric in whole.metrics.items():
+        assert report.metrics[name].hybrid == pytest.approx(metric.hybrid, abs=1e-4)

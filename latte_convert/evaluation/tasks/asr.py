@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from latte_convert import compat
 from latte_convert.checkpoints.quiet import quiet_transformers
 from latte_convert.compat import require
 from latte_convert.data.choice import choose
-from latte_convert.data.columns import cell, text_cell
+from latte_convert.data.columns import cell, find_column, text_cell
 from latte_convert.data.decode import SUFFIXES, BadSample, Value
 from latte_convert.data.examples import Example, file_loader, named_file
 from latte_convert.data.feed import Inputs
@@ -57,20 +56,30 @@ class AsrTask(Task):
 
     def open(self) -> list[Example]:
         """One example an utterance; its transcript is the target."""
-        self._tokenizer = _tokenizer(self.setting.source)
+        self._tokenizer: Any = self.setting.source.processor("text").apply
         self._generation = _generation_config(self.setting.source)
         self._normalise = _normaliser(self._tokenizer, getattr(self._generation, "language", None))
         place = self.setting.place
         rows = choose(list(_utterances(place)), self.setting.samples, self.setting.seed, lambda row: row[0])
         require_two(len(rows), str(place))
-        for where, _, text in rows:
-            if not any(map(str.isalnum, self._normalise(text))):
-                raise DataError(f"{where}: no word is left of the transcript {text!r} after normalisation.")
         rate = self.setting.processor("audio").sampling_rate
         return [
-            Example(f"{where} ({path.name})", "audio", partial(_audible, where, path, rate), text)
+            Example(f"{where} ({path.name})", "audio", partial(self._audible, where, path, rate, text), text)
             for where, path, text in rows
         ]
+
+    def _audible(self, where: str, path: Path, rate: int | None, text: str) -> Value:
+        """Decode an utterance.
+
+        Raises:
+            BadSample: It is damaged or silent, or its transcript has no word.
+        """
+        if not any(map(str.isalnum, self._normalise(text))):
+            raise BadSample(f"no word is left of the transcript {text!r} after normalisation")
+        wave = file_loader(path, "audio", rate)()
+        if np.abs(wave).max() < SILENCE:  # type: ignore[arg-type]
+            raise BadSample("it is silent, though it has a transcript")
+        return wave
 
     def prepare(self, example: Example, value: Value, model: nn.Module) -> Inputs:
         """Features of the whole utterance."""
@@ -102,30 +111,6 @@ class AsrTask(Task):
         """All errors over all words."""
         errors, words = np.asarray(records).sum(0)
         return {"wer": float(errors / words)}
-
-
-def _audible(where: str, path: Path, rate: int | None) -> npt.NDArray[np.float32]:
-    """Decode an utterance.
-
-    Raises:
-        DataError: It is silent.
-        BadSample: It is damaged.
-    """
-    wave: Any = file_loader(path, "audio", rate)()
-    if np.abs(wave).max() < SILENCE:
-        raise DataError(f"{where}: {path.name} is silent, though it has a transcript; mend or remove it.")
-    sound: npt.NDArray[np.float32] = wave
-    return sound
-
-
-def _tokenizer(source: Checkpoint) -> Any:
-    import transformers
-
-    try:
-        with quiet_transformers():
-            return transformers.AutoTokenizer.from_pretrained(source.path)
-    except Exception as error:  # tokenizer files can be wrong in many ways
-        raise CheckpointError(f"{source.path} has no usable tokenizer: {first_line(error)}") from None
 
 
 def _generation_config(source: Checkpoint) -> Any:
@@ -162,7 +147,10 @@ def _utterances(place: Path) -> Iterator[tuple[str, Path, str]]:
     if not tables:
         raise DataError(f"{place} has no transcripts: add {_TABLES[0]} with the columns file_name and text.")
     for where, row in open_table(tables[0]).rows():
-        name, text = cell(row, _NAME, where), text_cell(row, _TEXT, where)
+        name = cell(row, _NAME, where)
+        column = find_column(row, _TEXT)
+        blank = column is not None and not str(row[column] or "").strip()  # it is skipped by name, with others like it
+        text = "" if blank else text_cell(row, _TEXT, where)
         yield where, named_file(tables[0].parent, name, "audio", where), text
 
 
@@ -180,6 +168,4 @@ def _librispeech(path: Path) -> Iterator[tuple[str, Path, str]]:
         found = next((file for file in files if file.is_file()), None)
         if found is None:
             raise DataError(f"{where}: there is no audio file {name}.* beside it.")
-        if not text.strip():
-            raise DataError(f"{where}: no transcript behind '{name}'.")
         yield where, found, text

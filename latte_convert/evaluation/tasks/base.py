@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from latte_convert.checkpoints.base import Checkpoint
-    from latte_convert.data.feed import Processor
+    from latte_convert.data.processor import Processor
 
 
 @dataclass(frozen=True)

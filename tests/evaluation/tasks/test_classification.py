@@ -197,7 +197,7 @@ def test_a_timm_head(subjects, tmp_path):
     for i, name in enumerate(("cat", "coffee", "rocket")):
         shutil.copytree(subjects / "test" / name, data / f"LABEL_{3 * i}")
     report = evaluate(artifact, "classification", [data])
-    transform = resolve(artifact).processor("image").transform
+    transform = resolve(artifact).processor("image").apply
     ranks = []
     for path in sorted(data.rglob("*.jpg")):
         logits = model(transform(Image.open(path).convert("RGB"))[None])[0]
