@@ -50,6 +50,7 @@ class Kernel(nn.Module, ABC):
         cross_form: Whether queries and keys may be different tokens.
         mixes_queries: Whether the output of one query depends on other queries.
         folds_sigma: Whether ``attend`` scales its output by ``sigma`` itself.
+        legend: What its ``scalars`` are, for a report: a clause.
         recommended: The extras that help this kernel on held-out samples of real models.
         heads: Number of heads.
         head_dim: Channels per head of value, and of query and key.
@@ -68,6 +69,7 @@ class Kernel(nn.Module, ABC):
     cross_form: ClassVar[bool] = True
     mixes_queries: ClassVar[bool] = False
     folds_sigma: ClassVar[bool] = False
+    legend: ClassVar[str] = ""
     recommended: ClassVar[Extras] = {}
 
     def __init__(self, heads: int, head_dim: int, **extras: Unpack[Extras]) -> None:
@@ -245,7 +247,7 @@ class Kernel(nn.Module, ABC):
         own = {key: value for key, value in self.options.items() if key not in Extras.__annotations__}
         return json.dumps([self.name, own], sort_keys=True)
 
-    def summary(self) -> dict[str, Tensor]:
+    def scalars(self) -> dict[str, Tensor]:
         """Fitted scalars that a report shows, by name: few, each of shape ``(1,)`` or ``(H,)``."""
         return {}
 

@@ -208,7 +208,8 @@ def _fit(kernel: Kernel, error: float | None, heldout: Agreement | None) -> FitR
     return FitReport(
         kernel=kernel.name,
         options=kernel.options,
-        parameters={name: values.tolist() for name, values in kernel.summary().items()},
+        parameters={name: values.tolist() for name, values in kernel.scalars().items()},
+        legend=kernel.legend,
         calibration_error=_finite(error),
         heldout_cosine=_finite(heldout.cosine) if heldout else None,
     )

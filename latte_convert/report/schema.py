@@ -82,6 +82,7 @@ class FitReport(_Model):
     parameters: dict[str, list[float]] = Field(
         description="Fitted scalars, one for the layer or one per head, such as alpha and ratio of latte."
     )
+    legend: str = Field("", description="What these scalars are.")
     calibration_error: float | None = Field(
         description="Relative squared error of the module output on the calibration samples it was fitted to."
     )

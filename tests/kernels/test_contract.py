@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from comparing import LargestTensor
+from comparing import TOLERANCE, LargestTensor, assert_close
 from reference.softmax import softmax_reference
 from torch import Tensor
 
@@ -130,6 +130,67 @@ def test_an_unknown_option_is_refused(name: str) -> None:
         get_kernel(name)(HEADS, DIM, zzz=1)  # type: ignore[call-arg]
 
 
+@every_kernel
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_batch_is_its_samples(name: str, masked: bool) -> None:
+    kernel, inputs = build(name), tokens(TOKENS)
+    mask = first_sample_masked(TOKENS) if masked else None
+    for causal in (False, True) if kernel.causal_form else (False,):
+        batched = attend(kernel, inputs, mask=mask, causal=causal)
+        for i in range(2):
+            own = None if mask is None else mask[i : i + 1]
+            alone = attend(kernel, [t[i : i + 1] for t in inputs], mask=own, causal=causal)
+            torch.testing.assert_close(batched[i : i + 1], alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(set(kernel_names()) - BLOCKWISE))
+def test_permuting_the_tokens_permutes_the_output(name: str) -> None:
+    kernel, inputs, order = build(name), tokens(90), torch.randperm(90)
+    out, permuted = (attend(kernel, t, layout=TokenLayout()) for t in (inputs, [t[:, :, order] for t in inputs]))
+    torch.testing.assert_close(permuted, out[:, :, order], rtol=1e-5, atol=1e-5)
+
+
+@every_kernel
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_the_inputs_stay_as_they_are_and_gradients_change_nothing(name: str, contiguous: bool) -> None:
+    kernel = build(name, sigma=True)
+    inputs = [t.contiguous() if contiguous else t for t in tokens(TOKENS)]
+    before = [t.clone() for t in inputs]
+    for causal in (False, True) if kernel.causal_form else (False,):
+        with torch.no_grad():
+            out = attend(kernel, inputs, causal=causal)
+        assert all(torch.equal(one, other) for one, other in zip(inputs, before, strict=True))
+        torch.testing.assert_close(out, attend(kernel, inputs, causal=causal), rtol=1e-5, atol=1e-5)
+
+
+# --- numerics ---
+
+
+@pytest.mark.parametrize("name", sorted(set(kernel_names()) - {"exact"}))  # PyTorch's softmax follows autocast
+def test_autocast_keeps_everything_in_float32(name: str) -> None:
+    kernel, inputs, layout = build(name), tokens(64), TokenLayout(grid=GRID)  # a prefix may be exact
+    for causal in (False, True) if kernel.causal_form else (False,):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = attend(kernel, inputs, causal=causal, layout=layout)
+        assert torch.equal(out, attend(kernel, inputs, causal=causal, layout=layout))
+
+
+@every_kernel
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_large_keys_stay_finite_and_accurate_at_many_tokens(name: str, dtype: torch.dtype) -> None:
+    kernel = get_kernel(name)(1, DIM)
+    inputs = [torch.randn(1, 1, 2048, DIM).to(dtype) for _ in range(3)]
+    inputs[1] = inputs[1] * 50
+    # Clusters are chosen in float32: in float64 a key between two of them may fall to the other.
+    wide = torch.float32 if kernel.mixes_queries else torch.float64
+    for causal in (False, True) if kernel.causal_form else (False,):
+        layout = TokenLayout(grid=None if causal else (32, 64))
+        with torch.no_grad():
+            out = attend(kernel, inputs, causal=causal, layout=layout)
+            expected = attend(kernel, [t.to(wide) for t in inputs], causal=causal, layout=layout)
+        assert_close(out, expected.to(dtype), TOLERANCE[dtype])
+
+
 # --- masks ---
 
 
@@ -169,12 +230,6 @@ def test_a_sample_without_keys_is_zero_and_no_gradient_is_nan(name: str) -> None
         assert all(g.isfinite().all() for g in gradients if g is not None)
         assert gradients[2] is not None
         assert gradients[2].any()
-
-
-@every_kernel
-def test_an_additive_mask_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"torch\.bool of shape \(2, 65\)"):
-        attend(build(name), tokens(TOKENS), mask=torch.zeros(2, TOKENS))
 
 
 # --- edges ---
@@ -243,11 +298,13 @@ def test_sigma_then_map_then_bias_on_the_output(name: str) -> None:
     with torch.no_grad():
         for parameter in (kernel.sigma, kernel.bias, kernel.output_map):
             parameter.copy_(torch.randn_like(parameter))
-        heads = attend(plain, inputs, mask=mask, layout=layout).transpose(1, 2) * kernel.sigma.reshape(HEADS, DIM)
-        expected = torch.einsum("bnhc,hce->bnhe", heads, kernel.output_map) + kernel.bias.reshape(HEADS, DIM)
-        expected[0] = 0
-        actual = attend(kernel, inputs, mask=mask, layout=layout).transpose(1, 2)
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+        for causal in (False, True) if kernel.causal_form else (False,):
+            call = {"mask": mask, "causal": causal, "layout": layout}
+            heads = attend(plain, inputs, **call).transpose(1, 2) * kernel.sigma.reshape(HEADS, DIM)
+            expected = torch.einsum("bnhc,hce->bnhe", heads, kernel.output_map) + kernel.bias.reshape(HEADS, DIM)
+            expected[0] = 0
+            actual = attend(kernel, inputs, **call).transpose(1, 2)
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @every_kernel
@@ -310,3 +367,19 @@ def test_flops_are_those_that_run(name: str, exact_prefix: bool) -> None:
     shape = CallShape(TOKENS, TOKENS, HEADS, dim, dim, layout=LAYOUT)
     assert kernel.flops(shape) > 0
     assert kernel.flops(shape) == pytest.approx(counted, rel=0.02)
+
+
+LINEAR = [name for name in kernel_names() if get_kernel(name).causal_form and name != "exact"]
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(100, 100), (130, 70), (50, 150)])
+def test_flops_of_every_shape_are_those_that_run(name: str, queries: int, keys: int, causal: bool) -> None:
+    kernel, inputs = build(name), [t[:1] for t in tokens(queries, keys)]
+    inputs[2] = inputs[2][..., :-1]
+    with torch.no_grad():
+        counted, _ = measured_flops(lambda: attend(kernel, inputs, causal=causal, layout=TokenLayout()))
+    # The plain sum over values is a product with a row of ones in LATTE's bidirectional form.
+    padding = 2 * keys * HEADS * (DIM - 1) if kernel.folds_sigma and not causal else 0
+    assert kernel.flops(CallShape(queries, keys, HEADS, DIM, DIM - 1, causal=causal)) + padding == counted

@@ -9,7 +9,6 @@ import torch
 from comparing import attend
 from reference import softmax_reference
 
-from latte_convert.errors import UsageError
 from latte_convert.kernels.exact import ExactKernel
 
 
@@ -32,9 +31,3 @@ def test_equals_softmax_one_row_at_a_time(queries: int, keys: int, causal: bool,
             expected = torch.stack(rows).sum(0)
         torch.testing.assert_close(out[b, h, i], expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(spec[b, h, i], expected, rtol=1e-5, atol=1e-5)
-
-
-def test_additive_mask_is_refused() -> None:
-    tokens = torch.randn(1, 1, 4, 8)
-    with pytest.raises(UsageError, match="additive"):
-        attend(ExactKernel(1, 8), tokens, tokens, tokens, scale=1.0, mask=torch.zeros(1, 4))

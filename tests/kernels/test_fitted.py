@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from comparing import attend
-from reference.fitted import fitted_reference
 from reference.softmax import softmax_reference
 
 from latte_convert.attention import SiteCall, TokenLayout
@@ -15,31 +13,6 @@ from latte_convert.kernels.fitting.descent import DescentStage
 from latte_convert.kernels.rivals.fitted import FittedKernel
 
 HEADS, DIM = 3, 8
-
-
-def kernel(features: int = 5) -> FittedKernel:
-    torch.manual_seed(0)
-    fitted = FittedKernel(HEADS, DIM, features=features)
-    with torch.no_grad():
-        for parameter in fitted.parameters():
-            parameter.copy_(torch.randn_like(parameter))
-    return fitted
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("queries", "keys"), [(70, 70), (4, 9), (9, 4)])
-def test_equals_the_reference(queries: int, keys: int, causal: bool, masked: bool) -> None:
-    fitted = kernel()
-    query, key, value = (
-        torch.randn(2, HEADS, queries, DIM),
-        torch.randn(2, HEADS, keys, DIM),
-        torch.randn(2, 3, keys, 6),
-    )
-    mask = torch.stack([torch.zeros(keys, dtype=torch.bool), torch.arange(keys) != 2]) if masked else None
-    call = {"scale": 0.4, "mask": mask, "causal": causal}
-    expected = fitted_reference(query, key, value, **dict(fitted.named_parameters()), **call)
-    torch.testing.assert_close(attend(fitted, query, key, value, **call), expected, rtol=1e-4, atol=1e-5)
 
 
 def call(seed: int, *, causal: bool = False, tokens: int = 80) -> SiteCall:

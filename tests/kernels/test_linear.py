@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from comparing import DIM, HEADS, TOLERANCE, VALUE_DIM, assert_close, assert_grads_close, attend, some_mask, tokens
+from comparing import DIM, HEADS, some_mask, tokens
 from reference.common import visible_keys
 from reference.elu import elu_reference
 from reference.performer import performer_reference
@@ -19,7 +18,6 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from latte_convert.attention import CallShape
-from latte_convert.kernels import Kernel, get_kernel
 from latte_convert.kernels.linear import CAUSAL_CHUNK, linear_attention, linear_flops
 
 SCALE = 0.3
@@ -36,70 +34,7 @@ every_kernel = pytest.mark.parametrize("name", sorted(REFERENCES))
 both_forms = pytest.mark.parametrize("causal", [False, True])
 
 
-def build(name: str) -> Kernel:
-    kernel = get_kernel(name)(HEADS, DIM)
-    with torch.no_grad():
-        for parameter in kernel.parameters():
-            parameter.sub_(0.7)
-    return kernel
-
-
 # --- the kernels ---
-
-
-@every_kernel
-@pytest.mark.parametrize(("masked", "causal"), list(itertools.product((False, True), repeat=2)))
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [*((shape, torch.float64) for shape in SHAPES), *(((130, 130), dtype) for dtype in NARROW)]
-)
-def test_outputs_and_gradients_equal_the_reference(
-    name: str, shape: tuple[int, int], masked: bool, causal: bool, dtype: torch.dtype
-) -> None:
-    torch.manual_seed(1)
-    kernel, inputs = build(name), [t.requires_grad_() for t in tokens(*shape, dtype=dtype)]
-    call: dict[str, Any] = {"scale": SCALE, "mask": some_mask(shape[1]) if masked else None, "causal": causal}
-    actual, expected = attend(kernel, *inputs, **call), REFERENCES[name](kernel, *inputs, **call)
-    assert_close(actual, expected, TOLERANCE[dtype])
-    assert_grads_close(actual, expected, [*inputs, *kernel.parameters()], TOLERANCE[dtype])
-
-
-@every_kernel
-@both_forms
-@pytest.mark.parametrize(("queries", "keys"), [(100, 100), (130, 70), (50, 150)])
-def test_flops_are_those_that_run(name: str, queries: int, keys: int, causal: bool) -> None:
-    kernel, inputs = build(name), [t[:1] for t in tokens(queries, keys)]
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        attend(kernel, *inputs, scale=SCALE, causal=causal)
-    # The plain sum over values is a product with a row of ones in LATTE's bidirectional form.
-    padding = 2 * keys * HEADS * VALUE_DIM if name == "qt_vit" and not causal else 0
-    shape = CallShape(queries, keys, HEADS, DIM, VALUE_DIM, causal=causal)
-    assert kernel.flops(shape) + padding == counter.get_total_flops()
-
-
-@every_kernel
-@both_forms
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_large_keys_stay_finite_and_accurate_at_many_tokens(name: str, dtype: torch.dtype, causal: bool) -> None:
-    torch.manual_seed(0)
-    inputs = [torch.randn(1, HEADS, 2048, DIM).to(dtype) for _ in range(3)]
-    inputs[1] = inputs[1] * 50
-    out = attend(build(name), *inputs, scale=SCALE, causal=causal)
-    exact = attend(build(name), *(t.double() for t in inputs), scale=SCALE, causal=causal)
-    assert_close(out, exact.to(dtype), TOLERANCE[dtype])
-
-
-@every_kernel
-@both_forms
-def test_autocast_keeps_the_sums_in_float32(name: str, causal: bool) -> None:
-    kernel, inputs = build(name), tokens(40, 40)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = attend(kernel, *inputs, scale=SCALE, causal=causal)
-    assert torch.equal(out, attend(kernel, *inputs, scale=SCALE, causal=causal))
-
-
-@every_kernel
-def test_a_call_without_queries_is_empty(name: str) -> None:
-    assert attend(build(name), *tokens(0, 5), scale=SCALE).shape == (2, HEADS, 0, VALUE_DIM)
 
 
 # --- the sums ---

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
 import pytest
 import torch
-from comparing import DIM, HEADS, TOLERANCE, VALUE_DIM, LargestTensor, assert_close, assert_grads_close, attend, tokens
+from comparing import DIM, HEADS, TOLERANCE, LargestTensor, assert_close, assert_grads_close, attend, tokens
 from reference.monarch import monarch_reference
 from reference.softmax import softmax_reference
 from torch import Tensor
@@ -56,7 +55,7 @@ def test_outputs_and_gradients_equal_the_reference(
 
 
 def test_two_blocks_of_two_by_hand() -> None:
-    """The probe of the second block is 0, so it sees both keys alike: lse = ln 2 and mean key = ln(3)/2.
+    """The mean query of the second block is 0, so it sees both keys alike: lse = ln 2 and mean key = ln(3)/2.
 
     For the first query, 1, the block's mass is e^(ln 2 + ln(3)/2) = 2·sqrt(3); its own block has 1 + 3 = 4.
     """
@@ -84,11 +83,11 @@ def test_one_block_or_blocks_of_one_token_are_softmax(block: int, queries: int, 
 
 
 def test_equal_queries_give_softmax() -> None:
-    """Every probe is the query itself, and a tangent is exact where it touches."""
+    """Every mean query is the query itself, and a tangent is exact where it touches."""
     query, key, value = tokens(29, 29)
     query = query[:, :, :1].expand(-1, -1, 29, -1)
     out = monarch(query, key, value, scale=0.5, block=6)
-    # Padded queries probe with zeros: 29 tokens in blocks of 6 leave one, at position 0 of the first block.
+    # Padded queries are zeros: 29 tokens in blocks of 6 leave one, at position 0 of the first block.
     exact = softmax_reference(query, key, value, scale=0.5)
     assert_close(out[:, :, torch.arange(29) % 6 != 5], exact[:, :, torch.arange(29) % 6 != 5], 1e-5)
 
@@ -104,14 +103,6 @@ def test_rows_sum_to_one_and_unseen_keys_weigh_nothing(steps: int) -> None:
     assert not matrix[0].any()
 
 
-def test_what_is_masked_as_key_does_not_matter() -> None:
-    (query, key, value), mask = tokens(29, 29), some_mask(29)
-    unseen = ~mask[:, None, :, None]
-    changed = [torch.where(unseen, 1e3 * torch.randn_like(t), t) for t in (key, value)]
-    call = {"scale": 0.5, "block": 5, "steps": 2, "mask": mask}
-    assert torch.equal(monarch(query, *changed, **call), monarch(query, key, value, **call))
-
-
 def test_every_step_raises_the_objective_towards_that_of_softmax() -> None:
     """``<A, S> + entropy(A)`` is at most the sum of the rows' log-sum-exps, and softmax reaches it."""
     query, key, _ = tokens(24, 24, dtype=torch.float64)
@@ -122,18 +113,6 @@ def test_every_step_raises_the_objective_towards_that_of_softmax() -> None:
         reached.append((matrix * logits).sum() - torch.special.xlogy(matrix, matrix).sum())
     objective = torch.stack([*reached, logits.logsumexp(-1).sum()])
     assert (objective.diff() > 0).all()
-
-
-def test_a_batch_is_its_samples() -> None:
-    inputs, mask = tokens(29, 29, batch=3), torch.rand(3, 29) > 0.3
-    batched = monarch(*inputs, scale=0.5, block=5, steps=2, mask=mask)
-    for i in range(3):
-        alone = [t[i : i + 1] for t in inputs]
-        assert_close(
-            batched[i : i + 1],
-            monarch(*alone, scale=0.5, block=5, steps=2, mask=mask[i : i + 1]),
-            1e-5,
-        )
 
 
 # --- numerics ---
@@ -150,13 +129,6 @@ def test_large_logits_stay_finite(steps: int, dtype: torch.dtype) -> None:
     assert (out[1] >= low - 1).all()
     assert (out[1] <= high + 1).all()
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.float().sum(), inputs))
-
-
-def test_autocast_keeps_everything_in_float32() -> None:
-    inputs = tokens(40, 40)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = monarch(*inputs, scale=0.5, block=6, steps=2)
-    assert torch.equal(out, monarch(*inputs, scale=0.5, block=6, steps=2))
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -222,18 +194,10 @@ def test_queries_behind_an_exact_prefix_keep_their_places() -> None:
     exact = attend(MonarchKernel(HEADS, DIM, exact_prefix=True), *inputs, scale=0.5, layout=layout)
     plain = attend(MonarchKernel(HEADS, DIM), *inputs, scale=0.5, layout=layout)
     assert_close(exact[:, :, :2], softmax_reference(*inputs, scale=0.5)[:, :, :2], 1e-5)
-    # Positions 4 and 5 of a row are those of the prefix in its block, and were probed by it.
+    # Positions 4 and 5 of a row are those of the prefix in its block, and share its mean queries.
     same = torch.arange(30) % 6 < 4
     assert_close(exact[:, :, 2:][:, :, same], plain[:, :, 2:][:, :, same], 1e-6)
     assert not torch.allclose(exact[:, :, 2:][:, :, ~same], plain[:, :, 2:][:, :, ~same])
-
-
-def test_options_build_an_equal_kernel() -> None:
-    kernel = MonarchKernel(HEADS, DIM, block=5, steps=2, key_shift=True)
-    assert kernel.options == {"block": 5, "steps": 2, "key_shift": True}
-    twin = MonarchKernel(HEADS, DIM, **kernel.options)
-    inputs = tokens(29, 29)
-    assert torch.equal(attend(kernel, *inputs, scale=0.5), attend(twin, *inputs, scale=0.5))
 
 
 @pytest.mark.parametrize("options", [{"block": 0}, {"steps": 0}])
@@ -242,18 +206,6 @@ def test_blocks_and_steps_are_at_least_one(options: dict[str, int]) -> None:
         MonarchKernel(HEADS, DIM, **options)
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    ({"causal": True}, "no causal form"), ({"layout": TokenLayout(aligned=False)}, "no form for cross-attention"),
-])  # fmt: skip
-def test_causal_and_cross_calls_are_refused(call: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        attend(MonarchKernel(HEADS, DIM), *tokens(9, 9), scale=0.5, **call)
+def test_more_queries_than_keys_are_refused() -> None:
     with pytest.raises(UsageError, match="12 queries and 9 keys"):
         monarch(*tokens(12, 9), scale=0.5, block=3)
-
-
-def test_dtypes_and_layouts_of_the_output() -> None:
-    for dtype, batch in itertools.product(TOLERANCE, (1, 2)):
-        out = attend(MonarchKernel(HEADS, DIM), *tokens(29, 29, batch=batch, dtype=dtype), scale=0.5)
-        assert out.dtype is dtype
-        assert out.shape == (batch, HEADS, 29, VALUE_DIM)

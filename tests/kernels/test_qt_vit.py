@@ -29,16 +29,6 @@ def test_one_channel_is_the_whole_expansion() -> None:
     assert attend(QtVitKernel(1, 1), query, key, value, scale=1.0).item() == pytest.approx((5 * 1 + 37 * 5) / 42)
 
 
-def test_sigma_scales_the_output_channels_once() -> None:
-    inputs = [torch.randn(2, 3, 9, 8) for _ in range(3)]
-    kernel = QtVitKernel(3, 8, sigma=True)
-    assert kernel.sigma is not None
-    with torch.no_grad():
-        kernel.sigma.copy_(torch.arange(24.0))
-    expected = attend(QtVitKernel(3, 8), *inputs, scale=0.3) * torch.arange(24.0).reshape(3, 1, 8)
-    torch.testing.assert_close(attend(kernel, *inputs, scale=0.3), expected)
-
-
 def test_constant_values_come_out_as_they_are() -> None:
     """As with softmax, the weights of a query sum to one."""
     query, key = torch.randn(2, 3, 9, 8), torch.randn(2, 3, 20, 8)

@@ -69,5 +69,5 @@ def test_the_gradient_is_finite_at_the_largest_anchor() -> None:
     assert kernel.alpha.grad.isfinite().all()
 
 
-def test_the_summary_is_the_anchor() -> None:
-    assert with_alpha(Taylor2Kernel(2, 8), -0.5).summary()["alpha"].tolist() == [-0.5]
+def test_the_scalar_is_the_anchor() -> None:
+    assert with_alpha(Taylor2Kernel(2, 8), -0.5).scalars()["alpha"].tolist() == [-0.5]

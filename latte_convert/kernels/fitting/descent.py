@@ -43,7 +43,7 @@ class DescentStage(Stage):
         self._parameters = parameters
         self._kept: list[AttentionCall] = []
 
-    def measure(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
+    def moments_of(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
         """Keep a part of the tokens of the first samples, ``(1, H, n, d)`` each."""
         if len(self._kept) >= SAMPLES:
             return ()

@@ -40,7 +40,7 @@ class GridStage(Stage):
         self._scaled = kernel.sigma is not None or kernel.output_map is not None
 
     @torch.no_grad()
-    def measure(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
+    def moments_of(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
         """``|Y|²`` and ``<Y, Y*>`` for each value, ``(V, H)``, and ``|Y*|²``, ``(H,)``."""
         if self.samples >= SAMPLES:
             return ()

@@ -29,7 +29,7 @@ class OutputStage(Stage):
         super().__init__(kernel, weight, seed)
         self._gram = None if weight is None else weight.double().T @ weight.double()
 
-    def measure(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
+    def moments_of(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
         """``YᵀY``, ``YᵀY*``, ``Y*ᵀY*`` over channels, the sums of both, and the number of tokens."""
         rows = self.valid(call)
         with torch.no_grad():
@@ -71,7 +71,7 @@ class MapStage(Stage):
     FOLDS = 4
     STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1e4)
 
-    def measure(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
+    def moments_of(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
         """``YᵀY`` and ``YᵀY*`` of each head and ``|Y*|²``, in the sample's fold: ``(FOLDS, H, dv, dv)``."""
         rows = self.valid(call)
         with torch.no_grad():

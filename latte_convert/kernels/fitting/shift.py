@@ -16,7 +16,7 @@ class ShiftStage(Stage):
     around 0 is only good for small logits: DINOv2's have offsets of 20 to 40 per query.
     """
 
-    def measure(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
+    def moments_of(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
         """Sum and number of the visible keys."""
         key = call.key[0].double()
         seen = torch.ones(key.shape[1], device=key.device) if call.mask is None else call.mask[0]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from latte_convert.kernels.base import Kernel
 
 ROWS = 128
-"""Queries of a sample that a search over candidates is evaluated on; closed forms see all of them."""
+"""Queries of a sample that a search over a grid is evaluated on; closed forms see all of them."""
 
 
 class Stage(ABC):
@@ -48,7 +48,7 @@ class Stage(ABC):
             call: The call of the original model, a batch of one.
             target: Its exact attention output ``(H, Nq, dv)``, float32.
         """
-        moments = self.measure(call, target)
+        moments = self.moments_of(call, target)
         if moments:
             self.moments = tuple(a + b for a, b in zip(self.moments, moments, strict=True)) if self.moments else moments
         self.samples += 1
@@ -63,7 +63,7 @@ class Stage(ABC):
         return finite
 
     @abstractmethod
-    def measure(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
+    def moments_of(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
         """Moments of one sample, to be added up; arguments as in ``observe``."""
 
     @abstractmethod
@@ -73,7 +73,7 @@ class Stage(ABC):
     def valid(self, call: AttentionCall) -> Tensor:
         """Positions of the queries that the fit is for, ``(n,)``.
 
-        In self-attention a masked key is a padded query as well; queries that stay exact are nobody's error.
+        In self-attention a masked key is a padded query as well; exact queries add no error.
         """
         queries = call.query.shape[2]
         first = self.kernel.exact_rows(call.shape)

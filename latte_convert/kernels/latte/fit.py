@@ -60,31 +60,31 @@ class LatteStage(Stage):
         self._gains = kernel.sigma is not None or kernel.output_map is not None
         shifts = SHIFTS if kernel.tte else (1.0,)
         ratios = RATIOS if kernel.jpn else PLAIN_RATIOS
-        # (candidates, groups): a group is a head or the whole layer; all start with the same candidates.
+        # (points, groups): a group is a head or the whole layer; all start with the same grid.
         grid = torch.cartesian_prod(torch.tensor(shifts), torch.tensor(ratios))
         self._shifts = grid[:, :1].expand(-1, len(kernel.alpha))
         self._ratios = grid[:, 1:].expand(-1, len(kernel.alpha))
         self._refining = False
 
-    def measure(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
-        """Second moments of every candidate's output and of the target, on some rows."""
-        return self._measure_refine(call, target) if self._refining else self._measure_search(call, target)
+    def moments_of(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
+        """Second moments of the output at every point of the grid and of the target, on some rows."""
+        return self._refine_moments(call, target) if self._refining else self._search_moments(call, target)
 
     def solve(self) -> None:
-        """The best candidate, or the fine grid around it."""
+        """The best point, or the fine grid around it."""
         if self._refining:
             self._end_refine()
         else:
             self._end_search()
             self._refining = True
 
-    def _measure_search(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
+    def _search_moments(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
         rows = self.rows(call)
         target = target[:, rows]
         gram = self._head_gram(target)
         projected = target @ gram
         own, cross = [], []
-        for output in self._candidates(call, rows):
+        for output in self._outputs(call, rows):
             own.append(((output @ gram) * output).sum((-2, -1)))
             cross.append((output * projected).sum((-2, -1)))
         total = (projected * target).sum((-2, -1))
@@ -106,14 +106,14 @@ class LatteStage(Stage):
         self._shifts = torch.stack([s for s, _ in pairs])
         self._ratios = torch.stack([r for _, r in pairs])
 
-    def _measure_refine(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
+    def _refine_moments(self, call: AttentionCall, target: Tensor) -> tuple[Tensor, ...]:
         rows = self.rows(call)
         target = target[:, rows]
         wanted = self._project(target)
         everything = wanted.sum(0).flatten()
         total = wanted.flatten(1).square().sum(1) if self._per_head else everything.square().sum()
         own, cross = [], []
-        for output in self._candidates(call, rows):
+        for output in self._outputs(call, rows):
             z = self._project(output)
             own.append(z.flatten(1) @ z.flatten(1).T)  # (H, H)
             cross.append((z * wanted).flatten(1).sum(1) if self._per_head else z.flatten(1) @ everything)
@@ -138,8 +138,8 @@ class LatteStage(Stage):
             self.kernel.delta_q.copy_(ratio.sqrt())
             self.kernel.delta_k.copy_(ratio.sqrt())
 
-    def _candidates(self, call: AttentionCall, rows: Tensor) -> Iterator[Tensor]:
-        """The kernel's output ``(H, n, dv)`` on some rows for each candidate; equal shifts share their terms."""
+    def _outputs(self, call: AttentionCall, rows: Tensor) -> Iterator[Tensor]:
+        """The kernel's output ``(H, n, dv)`` on some rows at each point of the grid; equal shifts share their terms."""
         last: Tensor | None = None
         for shift, ratio in zip(self._shifts, self._ratios, strict=True):
             if last is None or not torch.equal(shift, last):

@@ -33,6 +33,7 @@ class LatteKernel(Kernel):
     name = "latte"
     causal_form = True
     folds_sigma = True
+    legend = "alpha is the anchor of the Taylor expansion, ratio is (δq δk) / (βq βk)"
     recommended: ClassVar[Extras] = {"exact_prefix": True, "sigma": True}
 
     def __init__(
@@ -83,7 +84,7 @@ class LatteKernel(Kernel):
         return [*super().descended(), *([self.alpha] if self.tte else []), self.delta_q]
 
     @torch.no_grad()
-    def summary(self) -> dict[str, Tensor]:
+    def scalars(self) -> dict[str, Tensor]:
         """``alpha``, and the ratio of the other four, which is all that matters of them."""
         ratio = self.delta_q * self.delta_k / (self.beta_q * self.beta_k)
         return {"alpha": self.alpha.detach(), "ratio": ratio}
@@ -203,7 +204,7 @@ def _key_features(key: Tensor, seen: Tensor, settings: _Settings) -> Tensor:
 
 def _bidirectional(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, settings: _Settings) -> Tensor:
     """Every query sees every key that is ``seen``, ``(B or 1, 1, Nk, 1)``."""
-    total, count, mean, state = _summary(key, value, seen, settings)
+    total, count, mean, state = _key_sums(key, value, seen, settings)
     psi, size = _features(query, settings)
     # size_i·sum_j Sim_ij; leaving size on both sides of the fraction spares dividing every feature by it. A compiler
     # fuses the sum into the making of psi; eager, it would be a copy of psi, and a product is cheaper.
@@ -216,7 +217,7 @@ def _bidirectional(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, sett
     return torch.baddbmm(*(x.flatten(0, 1) for x in (mean, psi, state))).reshape(shape)
 
 
-def _summary(key: Tensor, value: Tensor, seen: Tensor, settings: _Settings) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _key_sums(key: Tensor, value: Tensor, seen: Tensor, settings: _Settings) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """All that queries need to know of the keys; a function of its own so that the features are freed.
 
     Returns:

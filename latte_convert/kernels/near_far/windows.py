@@ -106,7 +106,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, queries: int, keys: int, prefix: int, grid: tuple[int, int] | None, aligned: bool) -> Places:
-        """A grid that the keys do not fill is none."""
+        """If the keys do not fill the grid, they are a sequence."""
         prefix = min(prefix, keys)
         tokens = keys - prefix
         fits = grid is not None and grid[0] * grid[1] == tokens

@@ -24,18 +24,18 @@ class MonarchKernel(Kernel):
     query shares its weight out among blocks, and inside a block all queries at position ``j`` agree. From
     ``left = identity`` it maximises over ``right`` and ``left`` in turn, each time in closed form::
 
-        probe[k, j]    = sum_l left[j, l, k]·q[l, j] / sum_l left[j, l, k]      q[k, j] in the first step
-        right[k, j, :] = softmax_i <probe[k, j], k[k, i]>                       with log-sum-exp lse[k, j]
-        left[j, l, :]  = softmax_k (lse[k, j] + <q[l, j] - probe[k, j], sum_i right[k, j, i]·k[k, i]>)
+        mean[k, j]     = sum_l left[j, l, k]·q[l, j] / sum_l left[j, l, k]      q[k, j] in the first step
+        right[k, j, :] = softmax_i <mean[k, j], k[k, i]>                        with log-sum-exp lse[k, j]
+        left[j, l, :]  = softmax_k (lse[k, j] + <q[l, j] - mean[k, j], sum_i right[k, j, i]·k[k, i]>)
 
     The paper writes the logit of ``left`` with the entropy of ``right``; this is the same number, and says what
-    it is: the log-sum-exp of a block, continued from the probe to the query along its tangent. A block's mass
-    is thus never overestimated, and is exact for the query that probes it. One block, or blocks of one token,
+    it is: the log-sum-exp of a block, continued from the mean query to the query along its tangent. A block's mass
+    is thus never overestimated, and is exact for the mean query. One block, or blocks of one token,
     give softmax itself.
 
     Tokens are padded in front to full blocks, as in the authors' experiments on images, which leaves the prefix
-    to the first block. Query ``i`` belongs with key ``i + Nk - Nq``. A padded query probes with zeros, the plain
-    mean of its block; padded and masked tokens probe in no later step. Unlike in the authors' code, a block that
+    to the first block. Query ``i`` belongs with key ``i + Nk - Nq``. A padded query is zeros, which see the plain mean
+    of a block; padded and masked tokens count in no later step. Unlike in the authors' code, a block that
     is masked entirely has no weight, and a block of logits far below zero does not underflow.
 
     As blocks pair each query with the key in its place, there is neither a causal nor a cross form.
@@ -96,8 +96,8 @@ class MonarchKernel(Kernel):
         inside = blocks * block * block  # entries of one factor: block² for each block of keys,
         across = block * blocks * blocks  # and of the other: blocks² for each position in a block
         channels = self.steps * (2 * inside + across) * shape.head_dim  # logits and mean keys; logits
-        probes = (self.steps - 1) * across * shape.head_dim
-        return 2 * shape.heads * (channels + probes + (inside + across) * shape.value_dim)
+        means = (self.steps - 1) * across * shape.head_dim
+        return 2 * shape.heads * (channels + means + (inside + across) * shape.value_dim)
 
     def _block(self, shape: CallShape) -> int:
         if self.block is not None:
@@ -118,21 +118,21 @@ def _alternate(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, asked: T
     """Attention output ``(B, H, blocks·block, dv)``.
 
     Query, key and value are blocked, the query scaled; ``seen`` and ``asked``, ``(B or 1, 1, blocks, block, 1)``,
-    tell which keys may be attended to and which queries count for the probes.
+    tell which keys may be attended to and which queries count in the means.
     """
-    probe, across = query, query.transpose(2, 3).contiguous()
+    mean_query, across = query, query.transpose(2, 3).contiguous()
     empty = ~seen.any(-2)[:, :, None, None, :, 0]  # (B or 1, 1, 1, 1, blocks)
     lowest = torch.finfo(query.dtype).min
     for step in range(steps):
-        inside = (probe @ key.mT).masked_fill_(~seen.mT, lowest)
+        inside = (mean_query @ key.mT).masked_fill_(~seen.mT, lowest)
         mass = inside.logsumexp(-1, keepdim=True)
         right = (inside - mass).exp_()
         mean_key = right @ key
-        offset = mass - (probe * mean_key).sum(-1, keepdim=True)
+        offset = mass - (mean_query * mean_key).sum(-1, keepdim=True)
         logits = (across @ mean_key.transpose(2, 3).mT).add_(offset.transpose(2, 3).mT)
         left = logits.masked_fill_(empty, lowest).softmax(-1)
         if step + 1 < steps:
             weight = (left * asked.transpose(2, 3)).mT
-            # The authors' floor: where nobody looks at a block, its probe fades to the plain mean.
-            probe = (weight @ across / (weight.sum(-1, keepdim=True) + 1e-12)).transpose(2, 3)
+            # The authors' floor: where no query looks at a block, its mean query fades to zero.
+            mean_query = (weight @ across / (weight.sum(-1, keepdim=True) + 1e-12)).transpose(2, 3)
     return (left @ (right @ value).transpose(2, 3)).transpose(2, 3).flatten(2, 3)

@@ -47,6 +47,7 @@ class PolaKernel(Kernel):
 
     name = "pola"
     causal_form = True
+    legend = "power is the mean exponent of the features"
 
     def __init__(self, heads: int, head_dim: int, **extras: Unpack[Extras]) -> None:
         super().__init__(heads, head_dim, **extras)
@@ -74,7 +75,7 @@ class PolaKernel(Kernel):
         return [GridStage(self, weight, seed, self.power, POWERS)]
 
     @torch.no_grad()
-    def summary(self) -> dict[str, Tensor]:
+    def scalars(self) -> dict[str, Tensor]:
         """Mean exponent of each head."""
         return {"power": self.power.mean(-1)}
 

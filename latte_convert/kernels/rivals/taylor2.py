@@ -37,6 +37,7 @@ class Taylor2Kernel(Kernel):
 
     name = "taylor2"
     causal_form = True
+    legend = "alpha is the anchor of the Taylor expansion"
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Taylor2Kernel(Kernel):
         return [GridStage(self, weight, seed, self.alpha, ALPHAS)]
 
     @torch.no_grad()
-    def summary(self) -> dict[str, Tensor]:
+    def scalars(self) -> dict[str, Tensor]:
         """``alpha``."""
         return {"alpha": self.alpha.detach()}
 
