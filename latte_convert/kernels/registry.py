@@ -1,19 +1,12 @@
-"""Kernels by name: those of this package, those that were registered, and those that installed packages offer.
-
-A kernel's module is imported when it is asked for.
-"""
+"""Kernels by name; see ``Registry``."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
-from latte_convert.errors import RecipeError, UsageError, first_line, nearest
+from latte_convert.errors import RecipeError
 from latte_convert.kernels.base import Kernel
-
-GROUP = "latte_convert.kernels"
-"""Entry points of other packages: the name of a kernel, and ``module:Class``."""
+from latte_convert.registry import Registry
 
 _OURS = {
     "elu": "rivals.elu:EluKernel",
@@ -28,9 +21,15 @@ _OURS = {
     "relu": "rivals.relu:ReluKernel",
     "taylor2": "rivals.taylor2:Taylor2Kernel",
 }
-"""Where the class of each kernel is."""
 
-_registered: dict[str, type[Kernel]] = {}
+KERNELS = Registry(
+    "kernel",
+    "latte_convert.kernels.base:Kernel",
+    "latte_convert.kernels",
+    {name: f"latte_convert.kernels.{where}" for name, where in _OURS.items()},
+    RecipeError,
+    "set `kernel` to one that exists, install the package that offers it, or import the module that registers it",
+)
 
 K = TypeVar("K", bound=type[Kernel])
 
@@ -43,20 +42,13 @@ def register_kernel(kernel: K) -> K:
     Raises:
         UsageError: It is no kernel, has no name, or its name is taken.
     """
-    name = getattr(kernel, "name", None)
-    if not (isinstance(kernel, type) and issubclass(kernel, Kernel) and isinstance(name, str) and name):
-        raise UsageError(f"{kernel!r} cannot be registered: give a subclass of Kernel with a `name`")
-    known = _registered.get(name)
-    again = known is not None and (known.__module__, known.__qualname__) == (kernel.__module__, kernel.__qualname__)
-    if name in _OURS or name in _offered() or (known is not None and not again):
-        raise UsageError(f"there is a kernel named '{name}' already: give {kernel.__qualname__} another `name`")
-    _registered[name] = kernel
+    KERNELS.register(kernel)
     return kernel
 
 
 def kernel_names() -> tuple[str, ...]:
     """Names that ``get_kernel`` accepts, sorted."""
-    return tuple(sorted({*_OURS, *_registered, *_offered()}))
+    return KERNELS.names()
 
 
 def get_kernel(name: str) -> type[Kernel]:
@@ -65,38 +57,5 @@ def get_kernel(name: str) -> type[Kernel]:
     Raises:
         RecipeError: There is no such kernel, or the package that offers it cannot be used.
     """
-    if name in _OURS:
-        module, _, cls = _OURS[name].partition(":")
-        kernel: type[Kernel] = getattr(import_module(f"latte_convert.kernels.{module}"), cls)
-        return kernel
-    if name in _registered:
-        return _registered[name]
-    if (point := _offered().get(name)) is not None:
-        return _load(point)
-    raise RecipeError(
-        f"unknown kernel {name!r} ({nearest(name, kernel_names())}): set `kernel` to one that exists, install the "
-        "package that offers it, or import the module that registers it"
-    )
-
-
-def _offered() -> dict[str, EntryPoint]:
-    """What installed packages offer, by name; a name of ours is ours."""
-    return {point.name: point for point in entry_points(group=GROUP) if point.name not in _OURS}
-
-
-def _load(point: EntryPoint) -> type[Kernel]:
-    """The class behind an entry point.
-
-    Raises:
-        RecipeError: It cannot be imported, or is no kernel of that name.
-    """
-    package = point.dist.name if point.dist is not None else point.value
-    try:
-        kernel = point.load()
-    except Exception as error:  # code of others: whatever it raises
-        raise RecipeError(
-            f"kernel '{point.name}' of package {package} cannot be imported: {first_line(error)}. Repair or remove it."
-        ) from error
-    if not (isinstance(kernel, type) and issubclass(kernel, Kernel)) or kernel.name != point.name:
-        raise RecipeError(f"{point.value} of package {package} is no kernel named '{point.name}': repair or remove it.")
+    kernel: type[Kernel] = KERNELS.get(name)
     return kernel

@@ -35,7 +35,7 @@ class Doubled(Kernel):
 
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry.KERNELS, "registered", {})
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
         info = tmp_path / "other_kernels-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-kernels\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{line}\n")
+        (info / "entry_points.txt").write_text(f"[{registry.KERNELS.group}]\n{line}\n")
         (tmp_path / "other_kernels.py").write_text(source)
 
     yield install
