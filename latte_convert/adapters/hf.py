@@ -12,6 +12,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -23,6 +24,7 @@ from latte_convert.adapters.route import NAME, Route, StandIn, route_site
 from latte_convert.attention import AttentionSite, Handler
 
 IMPLEMENTATION = "latte"
+_collector = compat.OUTPUTS_ASKED_FOR.get()
 
 # Keyword arguments that the layers above pass through and that do not change what attention computes.
 _HARMLESS = frozenset({
@@ -105,8 +107,8 @@ def latte_attention_forward(
         **kwargs: Whatever else the model passes.
 
     Returns:
-        The attention output ``(B, Nq, H, dv)``, and the original's attention weights where its function ran;
-        a converted layer has None, which Transformers leaves out of ``attentions``.
+        The attention output ``(B, Nq, H, dv)``, and attention weights where the original's function ran or they are
+        asked for and it gives any: exact ones, of a converted layer too, so that ``attentions`` has an entry a layer.
     """
     route: Route = module.__dict__[NAME]
     implementation = compat.attention_implementation(route.replaced["config"]) or "eager"
@@ -130,7 +132,16 @@ def latte_attention_forward(
     output = route.ask(call)
     if output is None:
         output = exact()
+    if not weights and implementation == "eager" and _weights_asked_for(kwargs):
+        exact()
     return output.transpose(1, 2).contiguous(), weights[-1] if weights else None
+
+
+def _weights_asked_for(kwargs: dict[str, Any]) -> bool:
+    """Whether the caller of the model wants attention weights: layers are told so, or only the model's hooks are."""
+    if kwargs.get("output_attentions") or _collector is None or torch.compiler.is_compiling():
+        return bool(kwargs.get("output_attentions"))
+    return any("attentions" in name for name in _collector.get() or ())
 
 
 AttentionInterface.register(IMPLEMENTATION, latte_attention_forward)

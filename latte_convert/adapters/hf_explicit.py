@@ -47,7 +47,7 @@ def stand_in(module: nn.Module, route: Route, original: Callable[..., Any]) -> C
 class _Attention:
     """In place of ``TableTransformerAttention.forward`` of one module: same arguments and results.
 
-    A handler that computes leaves no attention weights: they are None, also where ``output_attentions`` asks for them.
+    ``output_attentions`` gets the exact attention weights, behind a handler that computes too.
     """
 
     def __init__(self, module: Any, route: Route, original: Callable[..., Any]) -> None:
@@ -73,13 +73,15 @@ class _Attention:
         projected = module.q_proj(positioned), module.k_proj(keys), module.v_proj(values)
         query, key, value = (x.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for x in projected)
         output = self._ask(query, key, value, attention_mask)
-        if output is None:
-            original: tuple[Tensor, Tensor | None] = self.original(
+        weights = None
+        if output is None or output_attentions:
+            original, weights = self.original(
                 module, hidden_states, attention_mask, object_queries, key_value_states, spatial_position_embeddings,
                 output_attentions,
             )  # fmt: skip
-            return original
-        return module.out_proj(output.transpose(1, 2).flatten(2)), None
+            if output is None:
+                return original, weights
+        return module.out_proj(output.transpose(1, 2).flatten(2)), weights
 
     def _ask(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor | None:
         """Have the latest handler compute ``(B, H, Nq, d)``; in a boolean mask of this class, True ignores."""

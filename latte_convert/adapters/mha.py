@@ -90,7 +90,8 @@ def stand_in(module: nn.Module, route: Route, _original: Any) -> Callable[..., A
 class _Attention:
     """In place of ``nn.MultiheadAttention.forward`` of one module: same arguments and results.
 
-    A handler that computes leaves no attention weights: they are None, also where ``need_weights`` asks for them.
+    Behind a handler that computes, ``need_weights=True`` gets the exact attention weights. Where a call leaves it to
+    the default, as most do that drop the weights, they are None: N² numbers would cost more than all of its attention.
     """
 
     def __init__(self, module: Any, route: Route) -> None:
@@ -103,7 +104,7 @@ class _Attention:
         key: Tensor,
         value: Tensor,
         key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
+        need_weights: bool | None = None,
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
@@ -115,14 +116,18 @@ class _Attention:
         q, k, v = (_split(x, module.num_heads) for x in _project(module, *_batch_first(module, query, key, value)))
         padding = key_padding_mask if batched or key_padding_mask is None else key_padding_mask[None]
         output = self._ask(q, k, v, padding, attn_mask, is_causal)
-        if output is None:
-            return nn.MultiheadAttention.forward(
-                module, query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
-            )
+        weights = None
+        if output is None or need_weights:
+            original, weights = nn.MultiheadAttention.forward(
+                module, query, key, value, key_padding_mask, need_weights is not False, attn_mask,
+                average_attn_weights, is_causal,
+            )  # fmt: skip
+            if output is None:
+                return original, weights
         output = F.linear(output.transpose(1, 2).flatten(2), module.out_proj.weight, module.out_proj.bias)
         if not batched:
-            return output[0], None
-        return output if module.batch_first else output.transpose(0, 1), None
+            return output[0], weights
+        return output if module.batch_first else output.transpose(0, 1), weights
 
     def _ask(
         self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None, hint: bool

@@ -28,34 +28,6 @@ def _calls(model: nn.Module, site: str, inputs: dict[str, Any]) -> list[Attentio
     return calls
 
 
-def test_output_attentions_of_a_hybrid() -> None:
-    """A converted module gives None, a kept one its weights; Transformers leaves None out of its tuple."""
-    model, converted = build("bert", "eager"), "encoder.layer.1.attention.self"
-    given: dict[str, Any] = {}
-    for name in (SITE, converted):
-        model.get_submodule(name).register_forward_hook(lambda *args, name=name: given.update({name: args[2][1]}))
-    with torch.no_grad():
-        original = model(**text(), output_attentions=True)
-        apply(model, ADAPTER, latte_kernels(model, [converted]))
-        hybrid = model(**text(), output_attentions=True)
-    assert given[converted] is None
-    torch.testing.assert_close(given[SITE], original.attentions[0], rtol=0, atol=0)
-    assert len(hybrid.attentions) == 1
-    assert hybrid.attentions[0] is given[SITE]
-    assert not torch.equal(hybrid.last_hidden_state, original.last_hidden_state)
-
-
-@pytest.mark.parametrize("name", ["vit", "clip", "whisper", "detr"])
-def test_output_attentions_does_not_crash(name: str) -> None:
-    model, inputs = build(name, "eager"), BY_NAME[name].inputs()
-    apply(model, ADAPTER, latte_kernels(model))
-    with torch.no_grad():
-        expected = model(**inputs)
-        actual = model(**inputs, output_attentions=True)
-    key = "text_embeds" if name == "clip" else "last_hidden_state"
-    torch.testing.assert_close(actual[key], expected[key], rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     ("argument", "obstacle"),
     [

@@ -92,8 +92,6 @@ def test_weights_come_from_the_original_alone() -> None:
     expected = _run(model, output_attentions=True)
     with Host(model, ADAPTER).watch({name: lambda call: None for name in eligible(model)}):
         assert_same(_run(model, output_attentions=True), expected, tolerance=0)
-    apply(model, ADAPTER, latte_kernels(model))
-    assert list(_run(model, output_attentions=True).encoder_attentions) == [None, None]
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, _pickled], ids=["deepcopy", "pickle"])
