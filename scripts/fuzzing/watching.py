@@ -26,6 +26,8 @@ SECONDS = 60
 ROOT = Path(__file__).resolve().parents[2]
 
 _PROGRAMS = ("os.exec", "os.posix_spawn", "os.spawn", "os.startfile", "os.system", "pty.spawn", "subprocess.Popen")
+_CACHES = ("__pycache__", "torchinductor_")
+"""Folders that Python and PyTorch make at their import."""
 _CHANGES = ("os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate")
 
 
@@ -211,13 +213,13 @@ def _hook(place: Path, told: int) -> None:
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         if event in ("socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"):
             tell(event, arguments[1:])
-        elif event in _PROGRAMS:
+        elif event in _PROGRAMS and "/sbin/ldconfig" not in str(arguments[0]):  # how ctypes finds a library
             tell(event, arguments[:2])
         elif event in _CHANGES or (event == "open" and _writes(arguments)):
             for path in arguments[:2] if event in ("os.rename", "os.link") else arguments[:1]:
                 if isinstance(path, str | bytes | os.PathLike):
                     whole = os.path.abspath(os.fsdecode(path))
-                    if not whole.startswith(inside) and "__pycache__" not in whole:
+                    if not whole.startswith(inside) and not any(cache in whole for cache in _CACHES):
                         tell(event, whole)
 
     sys.addaudithook(hook)
