@@ -79,7 +79,7 @@ def test_minilm(models_dir, sentences, tmp_path):
 def test_minilm_truncates_and_counts_long_text(models_dir, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join([f"short sentence number {i}" for i in range(5)] + ["word " * 700]) + "\n")
-    result = latte_convert.convert(models_dir / "minilm-l6", texts, recipe=Recipe(samples=6, k=1))
+    result = latte_convert.convert(models_dir / "minilm-l6", texts, recipe=Recipe(kernel="latte", samples=6, k=1))
     assert result.report.calibration.truncated == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -113,14 +114,15 @@ def test_the_table_has_ours_beside_the_papers_and_blanks_elsewhere(proof):
     assert other[3:] == ("49.0", "40.6", "46.7", "", "", "")
 
 
-def test_results_are_merged_and_a_proof_stays_apart(proof, capsys):
-    before = json.loads((proof / "reproduction.json").read_text())
-    assert reproduce_paper.main(["--out", str(proof), "--offline-proof", "--row", "rt-detr"]) == 0
-    after = {row["name"]: row["ours"] for row in json.loads((proof / "reproduction.json").read_text())["rows"]}
+def test_results_are_merged_and_a_proof_stays_apart(proof, tmp_path, capsys):
+    out = shutil.copytree(proof, tmp_path / "proof")
+    before = json.loads((out / "reproduction.json").read_text())
+    assert reproduce_paper.main(["--out", str(out), "--offline-proof", "--row", "rt-detr"]) == 0
+    after = {row["name"]: row["ours"] for row in json.loads((out / "reproduction.json").read_text())["rows"]}
     assert after.pop("rt-detr")["latte"]["samples"] == 24
     assert after == {row["name"]: row["ours"] for row in before["rows"] if row["name"] != "rt-detr"}
     with pytest.raises(SystemExit, match="holds results of an offline proof"):
-        reproduce_paper.main(["--out", str(proof), "--row", "roberta"])
+        reproduce_paper.main(["--out", str(out), "--row", "roberta"])
 
 
 def test_without_a_connection_a_row_fails_and_stays_empty(tmp_path, capsys):
