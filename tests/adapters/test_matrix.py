@@ -13,6 +13,17 @@ from latte_convert.checkpoints.resolve import resolve
 from latte_convert.recipe import Recipe
 
 
+def different(batch: dict[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
+    """Another sample: numbers moved a little, tokens turned; masks stay."""
+
+    def change(name: str, value: torch.Tensor) -> torch.Tensor:
+        if "mask" in name or not isinstance(value, torch.Tensor):
+            return value
+        return value + 0.1 * number if value.is_floating_point() else value.roll(number, -1)
+
+    return {name: change(name, value) for name, value in batch.items()}
+
+
 @pytest.mark.parametrize(
     "family", [f for f in FAMILIES if any(s.reason is None for s in f.sites)], ids=lambda f: f.name
 )
@@ -21,7 +32,9 @@ def test_convert_save_reload_restore(family, tmp_path):
     names = eligible(model)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     batch = family.inputs()
-    result = latte_convert.convert(model, [batch] * 3, recipe=Recipe(kernel="latte", ratio=0.67, samples=3))
+    result = latte_convert.convert(
+        model, [different(batch, i) for i in range(3)], recipe=Recipe(kernel="latte", ratio=0.67, samples=3)
+    )
     assert len(result.report.converted) == round(0.67 * len(names))
     assert set(result.report.converted) <= set(names)
 
