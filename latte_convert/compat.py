@@ -6,12 +6,13 @@ looked up when it is used, so that importing this module imports no library.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
@@ -146,16 +147,25 @@ OPEN_CLIP_MERGE = Part("open_clip.transform:merge_preprocess_dict", _OPEN_CLIP, 
 
 
 def tree_map(function: Any, tree: Any) -> Any:
-    """A copy of nested containers with ``function`` applied to what they hold."""
+    """A copy of nested containers, dataclasses among them, with ``function`` applied to what they hold."""
+
+    def visit(leaf: Any) -> Any:
+        if not is_dataclass(leaf) or isinstance(leaf, type):
+            return function(leaf)
+        copied = copy.copy(leaf)
+        for each in fields(leaf):
+            object.__setattr__(copied, each.name, tree_map(function, getattr(leaf, each.name)))
+        return copied
+
     mapping = TREE_MAP.get()
     if mapping is not None:
-        return mapping(function, tree)
+        return mapping(visit, tree)
     if isinstance(tree, Mapping):
         return type(tree)({key: tree_map(function, value) for key, value in tree.items()})  # type: ignore[call-arg]
     if isinstance(tree, list | tuple):
         items = [tree_map(function, item) for item in tree]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    return function(tree)
+    return visit(tree)
 
 
 def tree_leaves(tree: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import open_clip
@@ -63,9 +64,14 @@ class Pair(NamedTuple):
     right: Any
 
 
+@dataclass(frozen=True)
+class Box:
+    inside: Any
+
+
 def test_containers_are_looked_into_without_pytree(gone):
-    tree = {"a": [1, (2, Pair(3, None))], "b": OrderedDict(c=4)}
-    twice = {"a": [2, (4, Pair(6, None))], "b": OrderedDict(c=8)}
+    tree = {"a": [1, (2, Pair(3, None))], "b": OrderedDict(c=Box([4]))}
+    twice = {"a": [2, (4, Pair(6, None))], "b": OrderedDict(c=Box([8]))}
 
     def double(leaf: Any) -> Any:
         return None if leaf is None else 2 * leaf

@@ -76,7 +76,7 @@ class Host:
     def outputs_of(self, modules: Iterable[str]) -> Iterator[dict[str, Tensor]]:
         """Collect the latest output of modules by name; the dictionary is filled by each forward pass.
 
-        Where a module returns a tuple, its first item counts.
+        Where a module returns a tuple, its first item counts. Copies: a module may write into its input.
         """
         outputs: dict[str, Tensor] = {}
 
@@ -84,7 +84,7 @@ class Host:
             def hook(_module: nn.Module, _args: Any, output: Any) -> None:
                 first = (output[0] if isinstance(output, tuple | list) else output).detach()
                 # PyTorch's encoder layers hand padded batches on as nested tensors.
-                outputs[name] = first.to_padded_tensor(0.0) if first.is_nested else first
+                outputs[name] = first.to_padded_tensor(0.0) if first.is_nested else first.clone()
 
             return hook
 

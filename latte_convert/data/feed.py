@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from latte_convert import compat
 from latte_convert.data.processor import Batch
 
 if TYPE_CHECKING:
@@ -46,8 +47,12 @@ class Feed(Protocol):
 
 @torch.no_grad()
 def run(model: nn.Module, inputs: Inputs) -> Any:
-    """Run a model, or one tower of it, without gradients."""
-    return (model if inputs.method == "forward" else getattr(model, inputs.method))(**inputs.kwargs)
+    """Run a model, or one tower of it, without gradients.
+
+    It gets a copy of the inputs: some models write into theirs, and the next one must see the same.
+    """
+    kwargs = compat.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs.kwargs)
+    return (model if inputs.method == "forward" else getattr(model, inputs.method))(**kwargs)
 
 
 class BatchFeed:

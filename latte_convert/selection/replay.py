@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from latte_convert import compat
+
+
+class _Contents:
+    """What nested containers held when they were looked at: each item, and PyTorch's count of its in-place changes."""
+
+    def __init__(self, *trees: Any) -> None:
+        self._leaves = compat.tree_leaves(trees)
+        self._versions = [compat.version(leaf) if isinstance(leaf, Tensor) else 0 for leaf in self._leaves]
+
+    def still(self, *trees: Any) -> bool:
+        """Whether the containers hold the same items, and nothing has written into these; False where nobody tells."""
+        now = _Contents(*trees)
+        same = len(now._leaves) == len(self._leaves) and all(map(operator.is_, now._leaves, self._leaves))
+        return same and None not in self._versions and now._versions == self._versions
+
+    @property
+    def plain(self) -> bool:
+        """Whether all items are tensors and constants, at least one of them a tensor."""
+        known = all(leaf is None or isinstance(leaf, _PLAIN) for leaf in self._leaves)
+        return known and any(isinstance(leaf, Tensor) for leaf in self._leaves)
+
+
+_PLAIN = (Tensor, bool, int, float, str, torch.Size, torch.dtype, torch.device)
 
 
 @dataclass
@@ -18,22 +43,26 @@ class _Call:
     """One call of a module: when it began and ended, in ticks, and what it returned.
 
     Attributes:
-        versions: PyTorch's count of in-place changes of each tensor returned, at the end of the call.
+        output: What it returned, in containers of our own: the caller may write into those that it got.
+        contents: What these hold.
+        aside: Whether it did more than return: it wrote into what it was given, or kept a tensor for later.
     """
 
     start: int
     end: int = 0
     output: Any = None
-    versions: tuple[int, ...] = ()
+    contents: _Contents = field(default_factory=_Contents)
+    aside: bool = False
 
-    def close(self, tick: int, output: Any) -> None:
+    def close(self, tick: int, output: Any, aside: bool) -> None:
         """The module returned ``output``."""
-        self.end, self.output, self.versions = tick, output, _versions(output) or ()
+        self.end, self.aside, self.output = tick, aside, _copy(output)
+        self.contents = _Contents(self.output)
 
     @property
     def intact(self) -> bool:
-        """Whether the output is made of tensors and constants, and nothing has written into it since."""
-        return bool(self.versions) and _versions(self.output) == self.versions
+        """Whether playing the output back does what the call did: nothing has written into its tensors since."""
+        return self.contents.plain and not self.aside and self.contents.still(self.output)
 
 
 class Replay:
@@ -43,9 +72,11 @@ class Replay:
     are the blocks and, on the way down to them, the siblings of their ancestors: a backbone, an encoder, the
     embeddings. Of these, ``before`` plays back the ones that returned before the block was entered. Computed again
     are modules that a pass calls more than once, that return anything but tensors and constants (a key-value cache),
-    or whose output was changed in place later. Hooks on a module that is played back run, those inside it do not: what
-    they note must be kept from the recorded pass. Tensors are neither copied nor moved, so what follows gets the same
-    bits in the same memory layout.
+    that write into what they are given or keep a tensor for later, or whose output was changed in place.
+
+    Hooks on a module that is played back run, those inside it do not: what they note must be kept from the recorded
+    pass. Tensors are neither copied nor moved, so what follows gets the same bits in the same memory layout; the
+    containers around them are new for every caller, which may write into them.
 
     Args:
         model: The model.
@@ -71,8 +102,9 @@ class Replay:
                 call = _Call(start=ticks)
                 self._calls[module].append(call)
                 ticks += 1
+                given = _Contents(args, kwargs, _kept(module))
                 output = forward(*args, **kwargs)
-                call.close(ticks, output)
+                call.close(ticks, output, aside=not given.still(args, kwargs, _kept(module)))
                 ticks += 1
                 return output
 
@@ -98,7 +130,7 @@ class Replay:
         def player(forward: Callable[..., Any], output: Any) -> Callable[..., Any]:
             @functools.wraps(forward)
             def playing(*_args: Any, **_kwargs: Any) -> Any:
-                return output
+                return _copy(output)
 
             return playing
 
@@ -131,10 +163,17 @@ def _forwards(replacements: dict[nn.Module, Callable[..., Any]]) -> Iterator[Non
         yield
 
 
-def _versions(output: Any) -> tuple[int, ...] | None:
-    """In-place changes of each tensor in an output so far; None where something in it cannot be played back."""
-    leaves = compat.tree_leaves(output)
-    if not all(leaf is None or isinstance(leaf, Tensor | bool | int | float | str) for leaf in leaves):
-        return None
-    versions = [compat.version(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
-    return None if None in versions else tuple(number for number in versions if number is not None)
+def _kept(module: nn.Module) -> list[Tensor]:
+    """The tensors that a module and those in it hold beside their parameters, buffers among them."""
+    values = [
+        value
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if name not in ("_parameters", "_modules")
+    ]
+    return [leaf for leaf in compat.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _copy(output: Any) -> Any:
+    """The same tensors and constants in containers of their own."""
+    return compat.tree_map(lambda leaf: leaf, output)

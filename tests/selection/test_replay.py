@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 import open_clip
 import pytest
 import torch
+import transformers
 from adapters import timm_models, tiny_models
 from torch import nn
 
 from latte_convert.adapters.host import Host
-from latte_convert.data.feed import Inputs, run
+from latte_convert.conversion import convert
+from latte_convert.data.feed import BatchFeed, Inputs, run
+from latte_convert.kernels.exact import ExactKernel
 from latte_convert.kernels.latte.kernel import LatteKernel
 from latte_convert.measuring.outputs import named_outputs
+from latte_convert.recipe import Recipe
+from latte_convert.selection.isolated import isolated_scores
 from latte_convert.selection.replay import Replay
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,8 +98,6 @@ def test_trained_detr_and_clip():
 
 
 def test_minilm_and_whisper(models_dir):
-    import transformers
-
     minilm = transformers.AutoModel.from_pretrained(models_dir / "minilm-l6").eval()
     assert_replay_is_exact(minilm, Inputs({"input_ids": torch.arange(2000, 2024)[None]}))
     whisper = transformers.WhisperForConditionalGeneration.from_pretrained(models_dir / "whisper-tiny.en").eval()
@@ -154,7 +159,117 @@ def test_a_block_that_is_called_twice_is_computed():
 def test_an_output_that_was_written_into_is_computed():
     assert Chain(Block(), Block(), Block(), between=lambda x: x.mul_(2)).calls_behind(2) == [1, 1, 1]
     in_place = Block(lambda x: x.add_(1))  # its input is the output of the block before
-    assert Chain(Block(), in_place, Block()).calls_behind(2) == [1, 0, 1]
+    assert Chain(Block(), in_place, Block()).calls_behind(2) == [1, 1, 1]
+
+
+@dataclasses.dataclass
+class Pyramid:
+    levels: Any
+    size: int = 3
+
+
+CONTAINERS = {
+    "list": lambda x: [x + 1, x],
+    "dictionary": lambda x: {0: x + 1, 1: x},
+    "model output": lambda x: transformers.modeling_outputs.BackboneOutput(feature_maps=[x + 1, x]),
+    "dataclass": lambda x: Pyramid([x + 1, x]),
+    "nested": lambda x: (3, {"maps": Pyramid(([x + 1, x],))}),
+}
+
+
+def levels_of(output):
+    """The list or dictionary inside of whatever a block returned."""
+    if isinstance(output, tuple):
+        return output[1]["maps"].levels[0]
+    return getattr(output, "feature_maps", getattr(output, "levels", output))
+
+
+def shrink(output):
+    """Write into a container that a block returned, as SAM 2 does; the tensors in it stay as they are."""
+    levels = levels_of(output)
+    levels[0] = levels[0] * 0.5
+    if isinstance(levels, list):
+        levels.append(levels[1])
+    if isinstance(output, Pyramid):
+        output.size += 1
+    return output
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_a_caller_may_write_into_a_container_that_a_block_returned(name):
+    model = Chain(
+        Block(),
+        Block(lambda x: CONTAINERS[name](levels_of(x)[0] if not isinstance(x, torch.Tensor) else x)),
+        Block(lambda x: levels_of(x)[0] + 2),
+        Block(),
+        between=lambda x: x if isinstance(x, torch.Tensor) else shrink(x),
+    )
+    assert model.calls_behind(3) == [0, 0, 0, 1]
+    replay = Replay(model, ["blocks.2", "blocks.3"])
+    inputs = Inputs({"x": torch.ones(2, 3)})
+    with replay.record():
+        original = run(model, inputs)
+    for _ in range(2):  # the second one would see what the first wrote
+        with replay.before("blocks.2"):
+            assert torch.equal(run(model, inputs), original)
+
+
+def test_a_block_that_does_more_than_return_is_computed():
+    """It writes into a list that it was given, or keeps a tensor that another one reads."""
+
+    class Collecting(Chain):
+        def forward(self, x):
+            notes = []
+            for block in self.blocks:
+                x, notes = block((x, notes))[0], notes
+            return x + sum(notes)
+
+    def collect(given):
+        given[1].append(given[0] * 10)
+        return given[0] + 1, 0
+
+    assert Collecting(*(Block(collect) for _ in range(3))).calls_behind(2) == [1, 1, 1]
+    keeper = Block()
+    keeper.returns = lambda x: setattr(keeper, "kept", x * 5) or x + 1
+    reader = Block(lambda x: x + keeper.kept)
+    assert Chain(Block(), keeper, Block(), reader).calls_behind(3) == [0, 1, 0, 1]
+
+
+def tiny_sam2() -> nn.Module:
+    """SAM 2: its callers write into the list of feature maps that the vision encoder returned."""
+    torch.manual_seed(0)
+    backbone = transformers.Sam2HieraDetConfig(
+        hidden_size=16, num_attention_heads=1, image_size=[64, 64], blocks_per_stage=[1, 1, 3, 1],
+        embed_dim_per_stage=[16, 32, 64, 128], num_attention_heads_per_stage=[1, 2, 4, 8],
+        global_attention_blocks=[3, 4], window_size_per_stage=[4, 2, 4, 2],
+        window_positional_embedding_background_size=[4, 4],
+    )  # fmt: skip
+    vision = transformers.Sam2VisionConfig(
+        backbone_config=backbone, backbone_channel_list=[128, 64, 32, 16], fpn_hidden_size=32,
+        backbone_feature_sizes=[[16, 16], [8, 8], [4, 4]],
+    )  # fmt: skip
+    prompts = transformers.Sam2PromptEncoderConfig(hidden_size=32, image_size=64, patch_size=16, mask_input_channels=4)
+    masks = transformers.Sam2MaskDecoderConfig(
+        hidden_size=32, mlp_dim=32, num_attention_heads=2, iou_head_hidden_dim=32
+    )
+    config = transformers.Sam2Config(vision_config=vision, prompt_encoder_config=prompts, mask_decoder_config=masks)
+    return transformers.Sam2Model(config).eval()
+
+
+def test_sam2_is_scored_and_an_exact_kernel_has_no_drift():
+    model = tiny_sam2()
+    batches = [
+        {"pixel_values": torch.randn(1, 3, 64, 64), "input_points": torch.randint(0, 64, (1, 1, 1, 2)).float()}
+        for _ in range(2)
+    ]
+    host = Host.of(model)
+    sites = [site for site in host.sites() if site.eligible]
+    assert {site.name.partition(".")[0] for site in sites} == {"vision_encoder", "mask_decoder"}
+    kernels = {site.name: [ExactKernel(site.heads, site.head_dim)] for site in sites}
+    scores = isolated_scores(host, sites, kernels, BatchFeed(batches))
+    assert {site: each[0].value for site, each in scores.items()} == dict.fromkeys(kernels, 0.0)
+    recipe = Recipe(kernel="latte", scorer="greedy", k=1, include=["blocks.3", "mask_decoder.transformer.layers.0"])
+    assert len(convert(model, batches, recipe=recipe, progress=False).plan.converted) == 1
 
 
 def test_an_output_that_is_no_tensor_is_computed():
