@@ -95,6 +95,19 @@ class CallShape:
 
 
 @dataclass(frozen=True)
+class Merged:
+    """What the tokens of a call stand for where alike tokens have become one.
+
+    Attributes:
+        size: float32 ``(B, N)``: how many of the model's tokens each of them is the mean of. As a key it counts so often.
+        places: float32 ``(B, N - prefix, 2)``: mean row and column of those, on the model's own grid.
+    """
+
+    size: Tensor
+    places: Tensor
+
+
+@dataclass(frozen=True)
 class AttentionCall:
     """What attention is computed from; a kernel takes nothing else.
 
@@ -106,6 +119,7 @@ class AttentionCall:
         mask: Boolean key mask ``(B, Nk)``, True where a key takes part; None if all do.
         causal: Whether query i sees only the keys up to ``i + Nk - Nq``.
         layout: How the tokens are arranged.
+        merged: What the tokens stand for, where alike ones have been merged; None where each is one of the model's.
 
     Raises:
         UsageError: The mask is not a boolean key mask: an additive one would be misread.
@@ -118,6 +132,7 @@ class AttentionCall:
     mask: Tensor | None = None
     causal: bool = False
     layout: TokenLayout = field(default_factory=_sequence)
+    merged: Merged | None = None
 
     def __post_init__(self) -> None:
         if self.mask is None:
@@ -194,6 +209,7 @@ class AttentionCall:
             key=self.key[one],
             value=self.value[one],
             mask=None if self.mask is None else self.mask[one],
+            merged=None if self.merged is None else Merged(self.merged.size[one], self.merged.places[one]),
         )
 
 

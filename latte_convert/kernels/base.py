@@ -48,6 +48,7 @@ class Kernel(nn.Module, ABC):
         name: What recipes and manifests call it.
         causal_form: Whether ``causal=True`` is supported.
         cross_form: Whether queries and keys may be different tokens.
+        takes_merged: Whether it counts a merged token as often as its size says, and finds it by its place.
         mixes_queries: Whether the output of one query depends on other queries.
         folds_sigma: Whether ``attend`` scales its output by ``sigma`` itself.
         legend: What its ``scalars`` are, for a report: a clause.
@@ -67,6 +68,7 @@ class Kernel(nn.Module, ABC):
     name: ClassVar[str]
     causal_form: ClassVar[bool]
     cross_form: ClassVar[bool] = True
+    takes_merged: ClassVar[bool] = False
     mixes_queries: ClassVar[bool] = False
     folds_sigma: ClassVar[bool] = False
     legend: ClassVar[str] = ""
@@ -99,12 +101,14 @@ class Kernel(nn.Module, ABC):
         return ", ".join(f"{name}={value}" for name, value in settings.items())
 
     @classmethod
-    def obstacle(cls, *, causal: bool, cross: bool) -> str | None:
-        """Why the kernel cannot serve causal or cross-attention, or None."""
+    def obstacle(cls, *, causal: bool, cross: bool, merged: bool = False) -> str | None:
+        """Why the kernel cannot serve causal or cross-attention, or merged tokens; or None."""
         if causal and not cls.causal_form:
             return f"kernel '{cls.name}' has no causal form"
         if cross and not cls.cross_form:
             return f"kernel '{cls.name}' has no form for cross-attention"
+        if merged and not cls.takes_merged:
+            return f"kernel '{cls.name}' has no form for merged tokens"
         return None
 
     # --- the operator ---
@@ -129,9 +133,10 @@ class Kernel(nn.Module, ABC):
             finite. What the mask hides and what is wrong with one query stays without effect on the others.
 
         Raises:
-            UsageError: The call is causal or cross-attention and the kernel has no form of it.
+            UsageError: The call is causal, cross-attention or on merged tokens and the kernel has no form of it.
         """
-        if reason := self.obstacle(causal=call.causal, cross=not call.layout.aligned):
+        asked = {"causal": call.causal, "cross": not call.layout.aligned, "merged": call.merged is not None}
+        if reason := self.obstacle(**asked):
             raise UsageError(f"{reason}: set another `kernel` for this site, such as latte")
         if not (call.query.shape[0] and call.query.shape[2] and call.key.shape[2]):
             return call.query.new_zeros(*call.query.shape[:3], call.value.shape[3])

@@ -13,6 +13,9 @@ def softmax_attention(call: AttentionCall) -> Tensor:
     """``softmax(scale · q kᵀ) v`` through ``F.scaled_dot_product_attention``; see ``Kernel.forward``."""
     query, key, value, mask, causal, scale = call.query, call.key, call.value, call.mask, call.causal, call.scale
     queries, keys = query.shape[-2], key.shape[-2]
+    if call.merged is not None:  # proportional attention (Bolya et al., ICLR 2023): exp(s<q,k>) times the size
+        count = call.merged.size.log().to(query.dtype)[:, None, None]
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=count, scale=scale)
     if mask is None and (not causal or queries == keys):
         return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)
     visible = query.new_ones((1, 1, queries, keys), dtype=torch.bool)
