@@ -1,8 +1,8 @@
 """Convert pretrained transformers into linear-attention hybrids without training.
 
 ``convert`` makes a hybrid, ``score`` measures how sensitive each attention layer is, ``save`` writes a hybrid as an
-artifact, ``load`` reads one back, ``evaluate`` measures one beside its original, ``verify`` checks one and ``restore``
-takes the exact original out of it. ``is_hybrid`` tells a hybrid from an original.
+artifact, ``load`` reads one back, ``evaluate`` measures one beside its original, ``export`` writes one as ONNX,
+``verify`` checks one and ``restore`` takes the exact original out of it. ``is_hybrid`` tells a hybrid from an original.
 Once this package is imported, Transformers' own ``from_pretrained`` and ``save_pretrained`` read and write hybrids.
 Names are imported on first use, so that ``import latte_convert`` loads no heavy library.
 """
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from latte_convert.conversion import Result, convert, score
     from latte_convert.errors import LatteError
     from latte_convert.evaluation.evaluate import evaluate
+    from latte_convert.exporting.run import export
     from latte_convert.recipe import Recipe
 
 __all__ = [
-    "LatteError", "Recipe", "Result", "convert", "evaluate", "is_hybrid", "load", "restore", "save", "score", "verify",
+    "LatteError", "Recipe", "Result", "convert", "evaluate", "export", "is_hybrid", "load", "restore", "save", "score",
+    "verify",
 ]  # fmt: skip
 
 _HOMES = {
@@ -36,6 +38,7 @@ _HOMES = {
     "Result": "conversion",
     "convert": "conversion",
     "evaluate": "evaluation.evaluate",
+    "export": "exporting.run",
     "is_hybrid": "adapters.convert",
     "load": "artifact.load",
     "restore": "artifact.verify",

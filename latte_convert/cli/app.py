@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from latte_convert.cli import artifact, bench, conversion, evaluation, report, schema
+from latte_convert.cli import artifact, bench, conversion, evaluation, export, report, schema
 from latte_convert.cli.console import alert, flush_results, interrupt, quiet
 from latte_convert.cli.endings import ending
 from latte_convert.errors import OutputError
@@ -26,6 +26,7 @@ app.command("score")(conversion.score)
 app.command("convert")(conversion.convert)
 app.command("eval")(evaluation.evaluate)
 app.command("bench")(bench.bench)
+app.command("export")(export.export)
 app.command("inspect")(artifact.inspect)
 app.command("verify")(artifact.verify)
 app.command("restore")(artifact.restore)

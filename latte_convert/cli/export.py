@@ -1,0 +1,101 @@
+"""``latte export``: a hybrid as a file that runs without this package."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from latte_convert.cli import console, options
+
+EXPORT = "Export"
+
+
+class Target(str, Enum):
+    """The formats."""
+
+    onnx = "onnx"
+    torch_export = "torch-export"
+
+
+def export(
+    directory: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR",
+            help="What 'latte convert' wrote; or a plain checkpoint, as 'latte convert' takes it, to compare with.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT", help="Directory to create.")],
+    to: Annotated[Target, typer.Option("--to", rich_help_panel=EXPORT, help="Format of the file.")] = Target.onnx,
+    tower: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tower",
+            metavar="TOWER",
+            rich_help_panel=EXPORT,
+            help="One tower instead of the whole model: vision or text. Repeatable: a file for each.",
+        ),
+    ] = None,
+    resolution: Annotated[
+        int | None,
+        typer.Option(
+            "--resolution",
+            min=1,
+            metavar="PX",
+            rich_help_panel=EXPORT,
+            help="Height and width of images, fixed in the file; any size if not given and the model has it.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens",
+            min=1,
+            metavar="N",
+            rich_help_panel=EXPORT,
+            help="Tokens of every text, fixed in the file; any number if not given.",
+        ),
+    ] = None,
+    opset: Annotated[
+        int | None,
+        typer.Option("--opset", rich_help_panel=EXPORT, help="Version of ONNX's operators; 20 if not given."),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            "--tolerance",
+            min=0,
+            rich_help_panel=EXPORT,
+            help="Largest accepted difference from PyTorch, relative to the root mean square of an output; exit code 4 "
+            "past it.",
+        ),
+    ] = 1e-3,
+    overwrite: options.Overwrite = False,
+    trust_remote_code: options.Remote = False,
+    json: options.Json = False,
+) -> None:
+    """Write a hybrid as ONNX or torch.export, checked against PyTorch, with its processor's files and a model card.
+
+    Example: latte export hybrid/ --to onnx --resolution 1036 --out onnx/
+    """
+    from latte_convert.exporting.run import export as write
+
+    with console.log_to_stderr(), console.progress() as progress:
+        exported = write(
+            directory, out, to=to.value, tower=tower, resolution=resolution, tokens=tokens, opset=opset,
+            tolerance=tolerance, overwrite=overwrite, trust_remote_code=trust_remote_code, progress=progress,
+        )  # fmt: skip
+        console.heed_interrupt()
+    worst = exported.worst
+    if json:
+        console.document(exported.document())
+        return
+    for file in exported.files:
+        console.result(str(file))
+    console.result(
+        f"largest difference from PyTorch: {worst.value:.1e} of the root mean square of {worst.output} "
+        f"(batch {worst.batch}, size {worst.size})"
+    )

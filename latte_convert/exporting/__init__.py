@@ -1,0 +1,1 @@
+"""A model as a file that runs without this package: ONNX, ``torch.export``, TorchScript, checked where it will run."""

@@ -1,0 +1,45 @@
+"""A part of a model as a graph of ``torch.export``."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from latte_convert.errors import CheckpointError, first_line, is_shortage
+from latte_convert.exporting.parts import Part
+
+
+def capture(part: Part) -> Any:
+    """The graph of a part, a ``torch.export.ExportedProgram`` that takes its inputs by name.
+
+    Raises:
+        CheckpointError: It cannot be exported: its control flow depends on the values of tensors, or on a size that is
+            to stay open.
+    """
+    # The last size is none that a model treats apart: neither its own nor square.
+    inputs = part.inputs.make(2, part.inputs.sizes()[-1])
+    try:
+        with torch.no_grad(), quiet_torch():
+            return torch.export.export(part, (), inputs, dynamic_shapes=part.inputs.axes())
+    except Exception as error:  # whatever a model's own code does with tensors that have no values
+        if is_shortage(error):
+            raise
+        raise CheckpointError(f"{type(part.model).__name__} cannot be exported: {first_line(error)}") from error
+
+
+@contextmanager
+def quiet_torch() -> Iterator[None]:
+    """Keep the reports of PyTorch's exporters off the screen: what went wrong is raised."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)

@@ -1,0 +1,176 @@
+"""Which parts of a model can be exported, under which names: the whole of it, or one tower."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from latte_convert.data.samples import Modality, Sample
+from latte_convert.errors import UsageError
+from latte_convert.exporting.inputs import Images, Inputs, Sound, Texts, Together
+from latte_convert.exporting.subject import Subject
+
+_MODALITIES: dict[str, Modality] = {"vision": "image", "text": "text"}
+_EMBEDS = {"vision": "image_embeds", "text": "text_embeds"}
+_OPEN_CLIP = ("image_embeds", "text_embeds", "logit_scale")
+
+
+class Part(nn.Module):
+    """A model, or one tower of it, as a function of named tensors that returns a tuple of tensors.
+
+    Attributes:
+        tower: ``vision``, ``text``, ``encoder`` or ``decoder``; empty for the whole model.
+        model: The model it is of.
+        inputs: What it takes.
+        outputs: Names of what it returns.
+    """
+
+    def __init__(self, tower: str, model: nn.Module, inputs: Inputs, call: Call) -> None:
+        super().__init__()
+        self.tower, self.inputs = tower, inputs
+        self.model = model
+        with torch.no_grad():
+            self.outputs = tuple(call(model, inputs.make(2, inputs.sizes()[0])))
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        signature = inspect.Signature([inspect.Parameter(name, kind) for name in inputs.example])
+
+        def forward(*args: Tensor, **kwargs: Tensor) -> tuple[Tensor, ...]:
+            """The outputs, in the order of ``outputs``."""
+            found = call(model, dict(signature.bind(*args, **kwargs).arguments))
+            return tuple(found[name] for name in self.outputs)
+
+        forward.__signature__ = signature  # type: ignore[attr-defined]  # torch.export reads the names of inputs there
+        self.forward = forward
+
+    @property
+    def stem(self) -> str:
+        """Name of its file, as ``optimum`` calls it."""
+        return f"{self.tower}_model" if self.tower else "model"
+
+
+Call = Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]]
+"""From a model and its inputs by name to its outputs by name."""
+
+
+def tower_names(subject: Subject) -> tuple[str, ...]:
+    """The towers that a model can be exported in; none where it has but one."""
+    if len(subject.source.modalities) > 1:
+        return tuple(name for name, kind in _MODALITIES.items() if kind in subject.source.modalities)
+    if _is_encoder_decoder(subject.model):
+        return ("encoder", "decoder")
+    return ()
+
+
+def make_parts(subject: Subject, towers: list[str], *, size: Size) -> list[Part]:
+    """The parts that were asked for.
+
+    Args:
+        subject: The opened model.
+        towers: Names of towers; empty for the whole model.
+        size: Which sizes stay open.
+
+    Raises:
+        UsageError: There is no such tower.
+        CheckpointError: The checkpoint does not say how its inputs are prepared.
+    """
+    known = tower_names(subject)
+    for tower in towers:
+        if tower not in known:
+            has = f"has the towers {' and '.join(known)}" if known else "has no towers: leave out --tower"
+            raise UsageError(f"there is no tower '{tower}' in {subject.name}: it {has}.")
+    return [_part(subject, tower, size) for tower in towers or [""]]
+
+
+@dataclass(frozen=True)
+class Size:
+    """Which sizes stay open.
+
+    Attributes:
+        images: Whether images may have any size; otherwise they have the checkpoint's, or that of the subject.
+        tokens: Tokens of every text; None: any number.
+    """
+
+    images: bool = True
+    tokens: int | None = None
+
+
+def _part(subject: Subject, tower: str, size: Size) -> Part:
+    source, model = subject.source, subject.model
+    if len(source.modalities) > 1:
+        chosen = [_MODALITIES[tower]] if tower else list(source.modalities)
+        made = [_inputs(subject, modality, size) for modality in chosen]
+        inputs = made[0] if tower else Together(made)
+        method = source.processor(chosen[0]).method(model) if tower else "forward"
+        return Part(tower, model, inputs, _named(method, inputs, _EMBEDS.get(tower)))
+    inputs = _inputs(subject, source.modalities[0], size)
+    return Part(tower, model, inputs, _named("forward", inputs, None))
+
+
+def _is_encoder_decoder(model: Any) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False)) and hasattr(model, "get_encoder")
+
+
+def _named(method: str, inputs: Inputs, embeds: str | None) -> Call:
+    """A call of a method; of one tower of two, the pooled and projected output is the embedding of its modality."""
+
+    def call(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        output = getattr(model, method)(**tensors, **inputs.constants)
+        if isinstance(output, Tensor):
+            output = {embeds or "logits": output}
+        if isinstance(output, tuple | list):
+            output = dict(zip(_OPEN_CLIP, output, strict=False))
+        found = {name: value for name, value in output.items() if isinstance(value, Tensor)}
+        if embeds and embeds not in found:
+            found = {embeds if name == "pooler_output" else name: value for name, value in found.items()}
+        return found
+
+    return call
+
+
+def _inputs(subject: Subject, modality: Modality, size: Size) -> Inputs:
+    source, model = subject.source, subject.model
+    processor = source.processor_at(modality, subject.resolution)
+    batch = processor.prepare(_sample(modality, processor.sampling_rate), model)
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+    constants = {name: value for name, value in batch.items() if not isinstance(value, Tensor)}
+    if modality == "text":
+        longest = next(iter(tensors.values())).shape[1]
+        pad = getattr(processor.apply, "pad_token_id", None) or 0
+        if size.tokens is not None:
+            if not 4 <= size.tokens <= longest:
+                raise UsageError(f"--tokens {size.tokens} does not fit {subject.name}: give 4 to {longest}.")
+            tensors = {n: torch.cat([v[:, : size.tokens - 1], v[:, -1:]], 1) for n, v in tensors.items()}
+        return Texts(tensors, constants, open=size.tokens is None, pad=pad, longest=longest)
+    if modality == "audio":
+        return Sound(tensors, constants)
+    name, pixels = next((n, v) for n, v in tensors.items() if v.dim() == 4)
+    method = getattr(model, processor.method(model))
+    if size.images and "interpolate_pos_encoding" in inspect.signature(method).parameters:
+        constants["interpolate_pos_encoding"] = True
+    return Images({name: pixels}, constants, open=size.images, patch=_patch(model))
+
+
+def _patch(model: nn.Module) -> int:
+    """Pixels of a patch along a side, of the first convolution that cuts an image into patches; else 32."""
+    patches = (m.stride[0] for m in model.modules() if isinstance(m, nn.Conv2d) and m.stride == m.kernel_size)
+    return next((int(side) for side in patches if int(side) > 1), 32)
+
+
+def _sample(modality: Modality, rate: int | None) -> Sample:
+    """A text of more words than any model takes, a grey image, or half a minute of noise."""
+    import numpy as np
+
+    value: Any = " ".join(["the man is playing with a dog on the lawn"] * 1000)
+    if modality == "image":
+        from PIL import Image
+
+        noise = np.random.default_rng(0).integers(0, 256, (24, 24, 3), dtype=np.uint8)
+        value = Image.fromarray(noise).resize((512, 512), Image.Resampling.BICUBIC)
+    if modality == "audio":
+        value = np.random.default_rng(0).normal(0, 0.1, 30 * (rate or 16000)).astype(np.float32)
+    return Sample("synthetic", "", value)

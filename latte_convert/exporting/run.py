@@ -1,0 +1,157 @@
+"""``export``: open, capture, write, check, and only then let the directory appear."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from latte_convert.artifact.files import atomic_directory, check_target, visible, write_json
+from latte_convert.artifact.save import copy_files
+from latte_convert.environment import library_versions, tool_version
+from latte_convert.errors import GateError, OutputError, UsageError, nearest
+from latte_convert.exporting.card import write_card
+from latte_convert.exporting.check import Difference, differences
+from latte_convert.exporting.formats import FORMATS, Format, Onnx
+from latte_convert.exporting.graph import capture
+from latte_convert.exporting.parts import Part, Size, make_parts
+from latte_convert.exporting.subject import Subject, open_subject
+from latte_convert.progress import Progress, progress_of
+from latte_convert.reading import read_json
+
+RECORD = "export.json"
+"""File of an exported directory that says what it is."""
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported directory.
+
+    Attributes:
+        path: The directory.
+        files: The models in it.
+        differences: What was compared with PyTorch.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    differences: tuple[Difference, ...]
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "files": [str(file) for file in self.files],
+            "worst": asdict(self.worst),
+            "differences": [asdict(each) for each in self.differences],
+        }
+
+    @property
+    def worst(self) -> Difference:
+        """The largest difference from PyTorch."""
+        return max(self.differences, key=lambda each: each.value)
+
+
+def export(
+    model: str | Path,
+    out: str | Path,
+    *,
+    to: str = "onnx",
+    tower: str | Sequence[str] | None = None,
+    resolution: int | None = None,
+    tokens: int | None = None,
+    opset: int | None = None,
+    tolerance: float = TOLERANCE,
+    overwrite: bool = False,
+    trust_remote_code: bool = False,
+    progress: Progress | bool = True,
+) -> Exported:
+    """Write a hybrid as files that run without this package, and check them against PyTorch.
+
+    Args:
+        model: A directory of ``latte convert``; or a plain checkpoint, to compare with.
+        out: Directory to create.
+        to: ``onnx``, ``torch-export`` or ``torchscript``.
+        tower: One tower or several, a file for each; None for the whole model.
+        resolution: Height and width of images in pixels, fixed. None: any, where model and kernels hold it.
+        tokens: Tokens of every text, fixed. None: any number.
+        opset: Version of ONNX's operators.
+        tolerance: Largest accepted difference from PyTorch, relative to the root mean square of an output.
+        overwrite: Replace what an earlier export wrote.
+        trust_remote_code: Run Python code that comes with the checkpoint.
+        progress: Whether to show bars, or what shows them.
+
+    Raises:
+        GateError: The file computes something else than PyTorch.
+        CheckpointError: The model, or a kernel in it, cannot be exported.
+        UsageError: There is no such format, tower or opset.
+        OutputError: ``out`` exists, or cannot be written.
+        InputError: A library is not installed.
+    """
+    out, towers = Path(out), [tower] if isinstance(tower, str) else list(tower or ())
+    form = _format(to, opset)
+    form.prepare()
+    check_target(out, overwrite=overwrite, known=_known(out))
+    subject = open_subject(model, resolution=resolution, trust_remote_code=trust_remote_code)
+    parts = make_parts(subject, towers, size=Size(images=resolution is None, tokens=tokens))
+    advance = progress_of(progress)("export", 2 * len(parts))
+    with atomic_directory(out, overwrite=overwrite) as directory:
+        found: list[Difference] = []
+        for part in parts:
+            file = directory / f"{part.stem}{form.suffix}"
+            form.write(capture(part), part, file)
+            advance()
+            found += differences(part, form.open(file, part))
+            advance()
+        _require(found, tolerance)
+        _write_rest(directory, subject, parts, form, to, found)
+    files = tuple(out / f"{part.stem}{form.suffix}" for part in parts)
+    return Exported(out, files, tuple(found))
+
+
+def _format(to: str, opset: int | None) -> Format:
+    if to not in FORMATS:
+        raise UsageError(f"there is no format '{to}' ({nearest(to, FORMATS)}).")
+    if to == "onnx":
+        return Onnx() if opset is None else Onnx(opset)
+    if opset is not None:
+        raise UsageError(f"--opset is for ONNX; leave it out with --to {to}.")
+    return FORMATS[to]()
+
+
+def _known(out: Path) -> list[str]:
+    """The files that an earlier export wrote there."""
+    if not (out / RECORD).is_file():
+        return []
+    content = read_json(out / RECORD, OutputError, absent="it is gone", advice="Remove the directory.")
+    files = content.get("files") if isinstance(content, dict) else None
+    return [RECORD, *map(str, files)] if isinstance(files, list) else []
+
+
+def _require(found: list[Difference], tolerance: float) -> None:
+    worst = max(found, key=lambda each: each.value)
+    if not worst.value <= tolerance:
+        raise GateError(
+            f"the exported {worst.output} differs from PyTorch's by {worst.value:.2g} of its root mean square (batch "
+            f"{worst.batch}, size {worst.size}), {tolerance:g} accepted (--tolerance). Nothing was written."
+        )
+
+
+def _write_rest(
+    directory: Path, subject: Subject, parts: list[Part], form: Format, to: str, found: list[Difference]
+) -> None:
+    """The processor's files, the card, and the record."""
+    source = subject.source
+    copy_files(source.path, [name for name in source.sidecars() if name != "README.md"], directory)
+    write_card(directory, subject, parts, form, found)
+    record: dict[str, Any] = {
+        "format": to,
+        "source": subject.name,
+        "sites": len(subject.kernels),
+        "tool_version": tool_version(),
+        "library_versions": library_versions(),
+        "differences": [asdict(each) for each in found],
+        "files": visible(directory),
+    }
+    write_json(directory / RECORD, record)
