@@ -183,6 +183,14 @@ def version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else getattr(tensor, "_version", None)
 
 
+def compiled_in_place(module: nn.Module) -> bool:
+    """Whether ``module.compile()`` has been called.
+
+    Checked in torch 2.14.1. Without it, sites in a compiled model count as never called.
+    """
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
 _IMPLEMENTATION = "_attn_implementation_internal"
 
 
@@ -215,15 +223,6 @@ WRAPPED_FORWARD = "_old_forward"
 
 Without it, a module with such a hook has a forward that something else has replaced, and stays exact.
 """
-
-
-def execution_device(module: nn.Module) -> Any:
-    """Where accelerate runs a module whose weights it keeps elsewhere, or None.
-
-    Checked in accelerate 1.15.0. Without it, a kernel stays on the device that it was made on.
-    """
-    hooks = (getattr(child, "_hf_hook", None) for child in module.modules())
-    return next((device for hook in hooks if (device := getattr(hook, "execution_device", None)) is not None), None)
 
 
 def exchange(a: Path, b: Path) -> bool:

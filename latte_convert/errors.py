@@ -88,5 +88,9 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error, or its kind where it says nothing."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """The first line of an error, at most 300 characters of it, or its kind where it says nothing."""
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"
+
+
+_LINE = 300

@@ -12,11 +12,13 @@ from torch import nn
 
 from latte_convert.adapters.convert import is_hybrid
 from latte_convert.adapters.host import Host
-from latte_convert.adapters.sites import restrict
+from latte_convert.adapters.ready import check_ready
+from latte_convert.adapters.sites import reachable, restrict
 from latte_convert.attention import AttentionSite
 from latte_convert.checkpoints.rebuild import check_factory, is_rebuilt
 from latte_convert.data.decode import BadSample
-from latte_convert.data.feed import BatchFeed, Feed, JoinedFeed, SampleFeed, different, inputs_of
+from latte_convert.data.feed import BatchFeed, Feed, Inputs, JoinedFeed, SampleFeed, inputs_of
+from latte_convert.data.ready import ready_batches
 from latte_convert.data.suitability import Suitability
 from latte_convert.errors import CheckpointError, DataError, RecipeError, UsageError, first_line, is_shortage
 from latte_convert.kernels.base import Kernel
@@ -27,7 +29,7 @@ from latte_convert.wording import some
 
 if TYPE_CHECKING:
     from latte_convert.checkpoints.base import Checkpoint
-    from latte_convert.data.processor import Processor
+    from latte_convert.data.processor import Batch, Processor
     from latte_convert.data.samples import Modality, Sample, SampleSet
 
 Samples = str | Path | Sequence[str | Path]
@@ -110,7 +112,7 @@ def open_task(
     kernels = recipe.kernels()
     places = _sample_places(calib)
     if isinstance(model, nn.Module):
-        return _open_loaded(model, None if places else calib, recipe, kernels, model_factory)
+        return _open_loaded(model, calib, recipe, kernels, model_factory)
     if model_factory is not None:
         raise UsageError("model_factory is for a loaded model; a checkpoint's own library builds it. Leave it out.")
     if not places:
@@ -137,7 +139,7 @@ def open_task(
         holdout.append(SampleFeed(held, processor, host.model))
         used.append(samples)
         notes += [*seen.warnings(), *_copies(samples.copies, len(samples))]
-    reached = _reachable(host.sites(), [processor.towers(host.model) for _, processor in opened])
+    reached = reachable(host.sites(), [processor.towers(host.model) for _, processor in opened])
     return Task(
         host=host,
         recipe=recipe,
@@ -160,16 +162,22 @@ def _try(host: Host, processor: Processor, seen: Suitability, sample: Sample) ->
     Raises:
         BadSample: Its processor, or the model itself, does not take it.
     """
-    inputs = inputs_of(sample, processor, host.model)
+    _run(host, inputs_of(sample, processor, host.model), seen)
+
+
+def _run(host: Host, inputs: Inputs, seen: Suitability) -> None:
+    """Run the original once, and look at what it is given.
+
+    Raises:
+        BadSample: It does not run, or returns numbers that are not finite.
+    """
     try:
         output = host.run(inputs)
     except Exception as error:  # whatever a model's forward runs into
         if is_shortage(error):
             raise
         shapes = {key: tuple(value.shape) for key, value in inputs.kwargs.items() if hasattr(value, "shape")}
-        raise BadSample(
-            f"{type(host.model).__name__} does not run on what its processor makes of it, {shapes}: {first_line(error)}"
-        ) from error
+        raise BadSample(f"{type(host.model).__name__} does not run on {shapes}: {first_line(error)}") from error
     broken = [name for name, tensor in named_outputs(output) if not bool(tensor.isfinite().all())]
     if broken:
         raise BadSample(
@@ -177,6 +185,18 @@ def _try(host: Host, processor: Processor, seen: Suitability, sample: Sample) ->
             "overflow in this dtype"
         )
     seen.add(inputs.kwargs)
+
+
+def _run_batch(host: Host, batch: Batch, place: int, seen: Suitability) -> None:
+    """Run the original on a ready batch, the ``place``-th.
+
+    Raises:
+        DataError: It does not run.
+    """
+    try:
+        _run(host, Inputs(batch), seen)
+    except BadSample as error:
+        raise DataError(f"batch {place}: {error}.") from error
 
 
 def _copies(groups: list[list[str]], samples: int) -> Iterator[str]:
@@ -201,7 +221,7 @@ def _sample_places(calib: Any) -> list[str | Path]:
 def _open_loaded(
     model: nn.Module, calib: Any, recipe: Recipe, kernels: tuple[Candidate, ...], factory: str | None
 ) -> Task:
-    if calib is None:
+    if _sample_places(calib):
         raise DataError(
             "a loaded model has no preprocessing of its own: give an iterable of ready batches, "
             "or give the checkpoint's directory instead of the model."
@@ -212,23 +232,21 @@ def _open_loaded(
         raise CheckpointError(
             f"this {type(model).__name__} is converted already: give the original, which 'latte restore' writes."
         )
+    check_ready(model)
     host = Host.of(model)
     if factory is not None:
         check_factory(factory, model)
-    batches, least = different(calib), max(2, recipe.min_samples)
-    if len(batches) < least:
-        raise DataError(
-            f"{len(batches)} different batches given, {least} at least are needed: some to fit to, others to measure."
-        )
+    sites = _servable(restrict(host.sites(), recipe), kernels)
+    batches = ready_batches(calib, max(2, recipe.min_samples))
     held = max(1, round(len(batches) * recipe.holdout))
     seen = Suitability()
-    for batch in batches:
-        seen.add(batch)
     model.eval()
+    for place, batch in enumerate(batches, 1):
+        _run_batch(host, batch, place, seen)
     return Task(
         host=host,
         recipe=recipe,
-        sites=_servable(restrict(host.sites(), recipe), kernels),
+        sites=sites,
         candidates=kernels,
         fitting=BatchFeed(batches[:-held]),
         holdout=BatchFeed(batches[-held:]),
@@ -280,19 +298,6 @@ def _open(
             continue
         return samples, processor
     raise failure or DataError(f"{calib} has no usable sample.")
-
-
-def _reachable(sites: Iterable[AttentionSite], towers: Sequence[set[str] | None]) -> list[AttentionSite]:
-    """Sites of towers that no samples reach are not eligible."""
-    if any(reached is None for reached in towers):
-        return list(sites)
-    known = {tower for reached in towers for tower in reached or ()}
-    return [
-        replace(site, eligible=False, reason=f"no samples reach the {site.tower} tower")
-        if site.eligible and site.tower not in known
-        else site
-        for site in sites
-    ]
 
 
 def _servable(sites: Iterable[AttentionSite], kernels: Sequence[Candidate]) -> tuple[AttentionSite, ...]:

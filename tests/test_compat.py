@@ -189,13 +189,3 @@ def test_two_directories_are_exchanged_in_one_step_or_not_at_all(tmp_path, monke
     contents = [(tmp_path / name / "file").read_text() for name in ("a", "b")]
     assert contents == (["b", "a"] if done else ["a", "b"])
     assert there or not done
-
-
-def test_where_accelerate_runs_a_module():
-    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-
-    module = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    assert compat.execution_device(module) is None
-    add_hook_to_module(module[0], AlignDevicesHook(execution_device="cpu"))
-    assert compat.execution_device(module) == "cpu"
-    assert compat.WRAPPED_FORWARD in vars(module[0])

@@ -22,6 +22,7 @@ from latte_convert.adapters import hf_explicit, hf_sites, mha
 from latte_convert.adapters.calls import attention_call
 from latte_convert.adapters.route import NAME, Route, StandIn, route_site
 from latte_convert.attention import AttentionSite, Handler
+from latte_convert.errors import CheckpointError
 
 IMPLEMENTATION = "latte"
 _collector = compat.OUTPUTS_ASKED_FOR.get()
@@ -109,7 +110,12 @@ def latte_attention_forward(
     Returns:
         The attention output ``(B, Nq, H, dv)``, and attention weights where the original's function ran or they are
         asked for and it gives any: exact ones, of a converted layer too, so that ``attentions`` has an entry a layer.
+
+    Raises:
+        CheckpointError: The mask is one of flex_attention.
     """
+    if attention_mask is not None and not isinstance(attention_mask, Tensor):
+        raise CheckpointError(f"{type(module).__name__}: {hf_sites.FLEX}.")
     route: Route = module.__dict__[NAME]
     implementation = compat.attention_implementation(route.replaced["config"]) or "eager"
     original = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, route.eager)

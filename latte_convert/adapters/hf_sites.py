@@ -25,6 +25,7 @@ _QUERY_NAMES = ("q_proj", "query", "query_proj", "q_lin", "q", "linear_q", "to_q
 _OUTPUT_NAMES = ("o_proj", "out_proj", "proj", "c_proj", "dense", "output_proj", "out_lin", "o", "wo", "Wo",
                  "linear_out", "to_out", "output_dense")  # fmt: skip
 _CROSS = re.compile(r"(^|[._])(encoder_attn|multihead_attn|cross_?attn|cross_?attention|enc_dec_attn|EncDecAttention)")
+FLEX = "the masks of flex_attention are programs: model.set_attn_implementation('sdpa') makes them plain"
 _CALLED_ATTENTION = re.compile(r"Attention|Attn")
 
 
@@ -157,6 +158,8 @@ def _query_width(module: nn.Module) -> int:
 
 def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
     """Why a site must stay exact, or None."""
+    if compat.attention_implementation(getattr(module, "config", None)) == "flex_attention":
+        return FLEX
     if isinstance(module, nn.MultiheadAttention):
         parent = model.get_submodule(name.rpartition(".")[0])
         probe = isinstance(getattr(parent, "probe", None), Tensor)

@@ -43,6 +43,19 @@ def restrict(sites: Sequence[AttentionSite], recipe: Recipe) -> list[AttentionSi
     return restricted
 
 
+def reachable(sites: Iterable[AttentionSite], towers: Sequence[set[str] | None]) -> list[AttentionSite]:
+    """Sites of towers that no samples reach are not eligible; None among ``towers`` reaches all of them."""
+    if any(reached is None for reached in towers):
+        return list(sites)
+    known = {tower for reached in towers for tower in reached or ()}
+    return [
+        replace(site, eligible=False, reason=f"no samples reach the {site.tower} tower")
+        if site.eligible and site.tower not in known
+        else site
+        for site in sites
+    ]
+
+
 def _check_names(sites: Sequence[AttentionSite], recipe: Recipe) -> None:
     """Refuse towers and patterns that name nothing: they are typing errors."""
     names = [site.name for site in sites]

@@ -89,12 +89,12 @@ def _digest(batch: Batch) -> str:
     """Hex SHA-256 of all that a batch holds."""
     digest = hashlib.sha256()
     for name in sorted(batch):
-        value = batch[name]
-        if isinstance(value, Tensor):
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        else:
-            digest.update(f"{name} {value!r}".encode())
+        for leaf in compat.tree_leaves(batch[name]):
+            if isinstance(leaf, Tensor):
+                digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())
+                digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            else:
+                digest.update(f"{name} {leaf!r}".encode())
     return digest.hexdigest()
 
 

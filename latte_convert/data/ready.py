@@ -1,0 +1,65 @@
+"""Ready batches: what a loaded model is given to calibrate on, checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from latte_convert.data.feed import different
+from latte_convert.data.processor import Batch
+from latte_convert.errors import DataError
+from latte_convert.wording import some
+
+_WANTED = (
+    "a loaded model takes an iterable of dictionaries, one for each sample, from the names of its forward's arguments "
+    "to tensors, such as [{'pixel_values': images[:1]}, {'pixel_values': images[1:2]}]"
+)
+
+
+def ready_batches(given: Any, least: int) -> list[Batch]:
+    """The batches as dictionaries, without repetitions.
+
+    Args:
+        given: Whatever the caller has given.
+        least: How many different ones there must be.
+
+    Raises:
+        DataError: It is something else, or there are fewer.
+    """
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping) or hasattr(given, "__array__"):
+        raise DataError(f"the samples are {_kind(given)}; {_WANTED}.")
+    batches = different([_batch(item, place) for place, item in enumerate(given, 1)])
+    if len(batches) < least:
+        raise DataError(
+            f"{len(batches)} different batches given, {least} at least are needed: some to fit to, others to measure; "
+            f"{_WANTED}."
+        )
+    return batches
+
+
+def _batch(item: Any, place: int) -> Batch:
+    """One batch as a plain dictionary."""
+    if not isinstance(item, Mapping):
+        raise DataError(f"batch {place} is {_kind(item)}; {_WANTED}.")
+    batch: Batch = dict(item)
+    array = next((name for name, v in batch.items() if hasattr(v, "__array__") and not isinstance(v, Tensor)), None)
+    if array is not None:
+        raise DataError(f"{array!r} of batch {place} is an array: torch.from_numpy makes a tensor of it.")
+    if not all(isinstance(name, str) for name in batch) or not any(isinstance(v, Tensor) for v in batch.values()):
+        raise DataError(f"batch {place} is {_kind(item)}; {_WANTED}.")
+    return batch
+
+
+def _kind(value: Any) -> str:
+    """What something is, in a few words: never its contents."""
+    name = type(value).__qualname__
+    if hasattr(value, "shape"):
+        return f"one {name} of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        items = some(f"{key!r}: {type(item).__qualname__}" for key, item in value.items())
+        return f"a {name} of {{{items}}}"
+    if isinstance(value, list | tuple):
+        return f"a {name} of {', '.join(sorted({type(item).__qualname__ for item in value})) or 'nothing'}"
+    return f"of the type {name}"
