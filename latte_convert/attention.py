@@ -99,7 +99,7 @@ class Merged:
     """What the tokens of a call stand for where alike tokens have become one.
 
     Attributes:
-        size: float32 ``(B, N)``: how many of the model's tokens each of them is the mean of. As a key it counts so often.
+        size: float32 ``(B, N)``: how many of the model's tokens each is the mean of; as a key it counts so often.
         places: float32 ``(B, N - prefix, 2)``: mean row and column of those, on the model's own grid.
     """
 

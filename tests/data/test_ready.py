@@ -19,7 +19,7 @@ IMAGE = torch.zeros(1, 3, 8, 8)
     ("given", "message"),
     [
         (
-            torch.zeros(4, 3, 224, 224),
+            torch.zeros(4, 3, 99, 99),
             r"the samples are one Tensor of shape \(4, 3, 99, 99\); a loaded model takes an",
         ),
         (np.zeros((4, 3, 8, 8)), r"the samples are one ndarray of shape \(4, 3, 8, 8\)"),
