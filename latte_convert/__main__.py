@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import signal
 import sys
+
+from latte_convert.cli import interrupts
 
 
 def main() -> None:
     """Run the command line; see ``latte_convert.cli.app``."""
     try:
-        for kill in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(kill, signal.default_int_handler)
+        interrupts.install()
         from latte_convert.cli.app import main as run
 
         run()
     except KeyboardInterrupt:
-        sys.stderr.write("latte: interrupted.\n")
-        sys.exit(130)
+        sys.stderr.write(f"latte: {interrupts.SENTENCE}\n")
+        sys.exit(interrupts.exit_code())
+    finally:
+        interrupts.release()
 
 
 if __name__ == "__main__":

@@ -48,6 +48,15 @@ def check_file(path: Path, most: int | None = None) -> int:
     return status.st_size
 
 
+def is_utf8(path: str | Path) -> bool:
+    """Whether a name can stand in a JSON file, and be read by libraries that take UTF-8 alone, as safetensors does."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     """The bytes of a regular file.
 

@@ -61,7 +61,7 @@ def measure(model: Path, photos: Path, samples: int, out: Path, resolution: int 
     command = [
         sys.executable,
         "-m",
-        "latte_convert.cli.app",
+        "latte_convert",
         "convert",
         str(model),
         "--calib",

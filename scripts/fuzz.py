@@ -72,7 +72,7 @@ def faults(run: Run, outcome: Outcome, attack: Attack) -> Iterator[str]:
     last = said[-1] if said else "nothing was said"
     if outcome.hung:
         yield "it hangs"
-    elif outcome.killed and outcome.code in (-9, 130):
+    elif outcome.killed and run.kill and outcome.code in (-run.kill[0], 128 + run.kill[0]):
         if "Traceback" in outcome.stderr:
             yield f"a traceback: {last}"
         return
@@ -147,14 +147,14 @@ def show(ended: list[Attack], seed: int) -> None:
     """Counts of every kind."""
     print(
         f"{'kind':<12}{'cases':>7}{'runs':>7}"
-        + "".join(f"{f'exit {code}':>9}" for code in (0, 2, 3, 4, 5, 130))
+        + "".join(f"{f'exit {code}':>9}" for code in (0, 2, 3, 4, 5, 130, 143))
         + f"{'killed':>9}{'no memory':>11}{'faults':>8}"
     )
     kinds = [*dict.fromkeys(each.case.kind for each in ended), "all"]
     for kind in kinds:
         own = [each for each in ended if kind in (each.case.kind, "all")]
         codes = collections.Counter(code for each in own for code in each.codes)
-        shown = "".join(f"{codes[code]:>9}" for code in (0, 2, 3, 4, 5, 130, -9))
+        shown = "".join(f"{codes[code]:>9}" for code in (0, 2, 3, 4, 5, 130, 143, -9))
         faulty, short = (sum(bool(getattr(each, name)) for each in own) for name in ("faults", "shortage"))
         print(f"{kind:<12}{len(own):>7}{codes.total():>7}{shown}{short:>11}{faulty:>8}")
     failed = [each for each in ended if each.faults]

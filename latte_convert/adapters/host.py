@@ -42,8 +42,18 @@ class Host:
         return cls(model, find_adapter(model))
 
     def sites(self) -> list[AttentionSite]:
-        """Every attention module in order of the module tree, the ones that cannot be converted included."""
-        return self.adapter.sites(self.model)
+        """Every attention module in order of the module tree, the ones that cannot be converted included.
+
+        Raises:
+            CheckpointError: One has no whole number of heads: some libraries build what their configuration says.
+        """
+        sites = self.adapter.sites(self.model)
+        for site in sites:
+            if not (isinstance(site.heads, int) and isinstance(site.head_dim, int)):
+                raise CheckpointError(
+                    f"{site.name} has {site.heads} heads of {site.head_dim} channels: the configuration is wrong."
+                )
+        return sites
 
     def run(self, inputs: Inputs) -> Any:
         """Run the model, or one tower of it, without gradients."""

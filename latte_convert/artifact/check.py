@@ -18,7 +18,7 @@ from latte_convert.checkpoints.module import ModuleCheckpoint
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import CheckpointError, IntegrityError
 from latte_convert.names import MANIFEST
-from latte_convert.reading import sha256_file
+from latte_convert.reading import is_utf8, sha256_file
 from latte_convert.wording import some
 
 TOLERANCE = {"float32": 1e-3, "float64": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
@@ -53,6 +53,8 @@ def artifact_directory(directory: str | Path) -> Path:
     """
     try:
         path = Path(directory).expanduser()
+        if not is_utf8(path.absolute()):
+            raise CheckpointError(f"{str(path.absolute())!a} is not UTF-8, and its files cannot be read: rename it.")
         if not path.is_dir():
             recover(path.absolute())
         if path.is_dir():

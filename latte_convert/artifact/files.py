@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,12 @@ from latte_convert import compat
 from latte_convert.artifact.locks import aside_of, claim, folder_of, recover
 from latte_convert.errors import OutputError
 from latte_convert.names import MANIFEST
+from latte_convert.reading import is_utf8
+
+_LONGEST_NAME = 100
+"""Bytes of what this tool names itself."""
+_SHOWN = 200
+"""Letters of a name in a message."""
 
 
 def visible(directory: Path) -> list[str]:
@@ -48,8 +55,8 @@ def check_target(
     Raises:
         OutputError: ``out`` exists and may not be replaced, its parent cannot be written, or the disk is too full.
     """
-    check_name(out)
-    with suppress(OSError):  # a disk that cannot be written is told of below
+    parent = check_place(out)
+    with suppress(OSError):  # another run's leftovers are its own affair
         recover(out.absolute())
     target = out.resolve()
     for path in (*protect, Path.cwd()):
@@ -63,9 +70,6 @@ def check_target(
         raise OutputError(
             f"{out} was not written by latte, so --overwrite does not replace it. Choose another --out, or remove it."
         )
-    parent = _existing_parent(out)
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise OutputError(f"{parent} cannot be written to. Choose another --out.")
     free = shutil.disk_usage(parent).free
     if free < needed_bytes:
         raise OutputError(
@@ -74,21 +78,34 @@ def check_target(
         )
 
 
-def check_name(path: Path) -> None:
-    """Refuse a name that no report can hold, or that the file system does not take, before any work is done for it.
+def check_place(path: Path) -> Path:
+    """Refuse a file or folder that could not be written, before any work is done for it.
+
+    Returns:
+        The nearest folder above it that exists.
 
     Raises:
-        OutputError: It is not UTF-8, is too long, or is no name at all.
+        OutputError: Its name is not UTF-8 or too long, or nothing can be written where it would lie.
     """
+    whole = path.absolute()
+    if not is_utf8(whole):
+        raise OutputError(f"the name {str(whole)!a} is not UTF-8, and no report can hold it. Choose another --out.")
+    shown = str(path) if len(str(path)) < _SHOWN else f"{str(path)[:_SHOWN]}…"
     try:
-        str(path).encode()
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except UnicodeEncodeError:
-        raise OutputError(f"the name {str(path)!a} is not UTF-8. Choose another --out.") from None
+        # What goes into a folder, or is renamed to a file, has up to as many letters more.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            (whole / ("x" * _LONGEST_NAME)).lstat()
+        parent = next(folder for folder in whole.parents if os.path.lexists(folder))
+        if parent.is_file():
+            raise OutputError(f"{shown} cannot be written: {parent} is not a folder. Choose another --out.")
+        for part in whole.relative_to(parent).parts:  # each, where a part before it is not there yet
+            with suppress(FileNotFoundError, NotADirectoryError):
+                (parent / part).lstat()
+        with tempfile.TemporaryFile(dir=parent):  # a disk can be read-only, full, or none at all
+            pass
     except (OSError, ValueError) as error:
-        raise OutputError(f"{path} cannot be written: {why(error)}. Choose another --out.") from None
+        raise OutputError(f"{shown} cannot be written: {why(error)}. Choose another --out.") from None
+    return parent
 
 
 def _is_ours(directory: Path, known: Collection[str]) -> bool:
@@ -97,13 +114,6 @@ def _is_ours(directory: Path, known: Collection[str]) -> bool:
         return True
     files = {p.relative_to(directory).as_posix() for p in directory.rglob("*") if not p.is_dir() or p.is_symlink()}
     return files <= set(known)
-
-
-def _existing_parent(out: Path) -> Path:
-    parent = out.absolute().parent
-    while not parent.exists() and parent != parent.parent:
-        parent = parent.parent
-    return parent
 
 
 @contextmanager

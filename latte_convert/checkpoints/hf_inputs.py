@@ -14,6 +14,7 @@ from latte_convert.checkpoints.quiet import quiet_transformers
 from latte_convert.checkpoints.remote_code import ADVICE, remote_code, wants_code
 from latte_convert.data.decode import BadSample
 from latte_convert.data.feed import place
+from latte_convert.data.pixels import pixels_by_size
 from latte_convert.data.processor import Batch, Processor
 from latte_convert.errors import CheckpointError, DataError, first_line
 
@@ -98,6 +99,13 @@ class HFProcessor(Processor):
     def towers(self, model: nn.Module) -> set[str] | None:
         """One tower of a two-tower model; else all of it."""
         return {_TOWERS[self.modality]} if len(modalities(type(model))) > 1 else None
+
+    def pixels(self, width: int, height: int) -> float:
+        """Pixels of an image once it is resized."""
+        if not getattr(self.apply, "do_resize", True):
+            return width * height
+        size = self._sizes.get("size") or getattr(self.apply, "size", None) or {}
+        return pixels_by_size(dict(size), width, height)
 
     def _prepare(self, sample: Sample, model: nn.Module) -> Batch:
         prepare = {"image": self._image, "text": self._text, "audio": self._audio}[self.modality]

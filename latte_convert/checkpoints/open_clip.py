@@ -43,9 +43,12 @@ def open_folder(place: Place) -> OpenClipCheckpoint:
         raise CheckpointError(f"{path} has no {CONFIG}: it is not an open_clip checkpoint (push_to_hf_hub writes one).")
     config = read_config(path / CONFIG)
     model = config.get("model_cfg")
-    missing = [key for key in _SECTIONS if not isinstance(model, dict) or key not in model]
-    if missing:
-        raise CheckpointError(f"{path / CONFIG} says nothing of {', '.join(missing)} in its model_cfg.")
+    if not isinstance(model, dict) or (missing := [key for key in _SECTIONS if key not in model]):
+        named = ", ".join(missing if isinstance(model, dict) else _SECTIONS)
+        raise CheckpointError(f"{path / CONFIG} says nothing of {named} in its model_cfg.")
+    sections = {**{key: model[key] for key in _SECTIONS[1:]}, "preprocess_cfg": config.get("preprocess_cfg", {})}
+    if odd := next((key for key, value in sections.items() if not isinstance(value, dict)), None):
+        raise CheckpointError(f"{path / CONFIG}: {odd} is {sections[odd]!r:.50}, where a JSON object should be.")
     own = [*path.glob(f"{PREFIX}model*.safetensors"), *path.glob(f"{PREFIX}pytorch_model*.bin")]
     prefix = "" if not own and (path / "model.safetensors").is_file() else PREFIX
     return OpenClipCheckpoint(place, weight_files(place, prefix), config)

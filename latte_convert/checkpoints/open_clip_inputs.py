@@ -13,6 +13,7 @@ from torch import nn
 from latte_convert import compat
 from latte_convert.checkpoints.quiet import quiet_open_clip
 from latte_convert.checkpoints.remote_code import ADVICE, remote_code, wants_code
+from latte_convert.data.pixels import pixels_by_transforms
 from latte_convert.data.processor import Batch, Processor
 from latte_convert.errors import CheckpointError, first_line
 
@@ -69,6 +70,10 @@ class OpenClipProcessor(Processor):
         """The tower that takes these samples."""
         return {"vision" if self.modality == "image" else "text"}
 
+    def pixels(self, width: int, height: int) -> float:
+        """Pixels of an image once it is resized."""
+        return pixels_by_transforms(self.apply, width, height)
+
     def _prepare(self, sample: Sample, model: nn.Module) -> Batch:
         """The tower's first argument: ``(1, 3, height, width)`` or ``(1, context_length)``."""
         name = next(iter(inspect.signature(getattr(model, self.method(model))).parameters))
@@ -89,12 +94,18 @@ class OpenClipProcessor(Processor):
 def _transform(_path: Path, config: dict[str, Any], _trusted: bool) -> Any:
     defaults = compat.OPEN_CLIP_SETTINGS.require()
     given = config.get("preprocess_cfg") or {}
-    missing = [key for key in ("mean", "std") if given.get(key) is None]
+    missing = [key for key in ("mean", "std") if not _is_colour(given.get(key))]
     if missing:
         raise ValueError(f"{CONFIG} has no {' and no '.join(missing)}")
     settings = compat.OPEN_CLIP_MERGE.require()(defaults(), given)
     settings["size"] = config["model_cfg"]["vision_cfg"].get("image_size", settings["size"])
     return compat.OPEN_CLIP_TRANSFORM.require()(defaults(**settings), is_train=False)
+
+
+def _is_colour(value: Any) -> bool:
+    """Whether a value is a number, or three; open_clip takes its own for one that is absent, empty or 0."""
+    values = value if isinstance(value, list) and len(value) == 3 else [value]
+    return bool(value) and all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
 
 
 def _tokenizer(path: Path, config: dict[str, Any], trusted: bool) -> Any:

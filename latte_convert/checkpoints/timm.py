@@ -17,6 +17,7 @@ from latte_convert.checkpoints.base import Checkpoint, check_patches
 from latte_convert.checkpoints.hf import main_dtype
 from latte_convert.checkpoints.weights import Place, download, read_config, weight_files
 from latte_convert.compat import require
+from latte_convert.data.pixels import pixels_by_transforms
 from latte_convert.data.processor import Batch, Processor
 from latte_convert.errors import CheckpointError, first_line, nearest
 
@@ -260,6 +261,10 @@ class TimmProcessor(Processor):
         if channels not in (1, 3):
             raise CheckpointError(f"{identifier} takes images of {channels} channels; only grey and colour are read.")
         self._mode = "RGB" if channels == 3 else "L"
+
+    def pixels(self, width: int, height: int) -> float:
+        """Pixels of an image once it is resized."""
+        return pixels_by_transforms(self.apply, width, height)
 
     def _prepare(self, sample: Sample, model: nn.Module) -> Batch:
         """The model's first argument, ``(1, channels, height, width)``."""

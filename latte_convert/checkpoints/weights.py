@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latte_convert.errors import CheckpointError, first_line, nearest
-from latte_convert.reading import read_json
+from latte_convert.reading import is_utf8, read_json
 from latte_convert.wording import some
 
 if TYPE_CHECKING:
@@ -130,8 +130,11 @@ def weight_files(place: Place, prefix: str = "") -> tuple[Path, ...]:
         prefix: What the library puts before the names of its weight files.
 
     Raises:
-        CheckpointError: There are none, shards are missing, or one is a pickle and pickles are not allowed.
+        CheckpointError: There are none, shards are missing, one is a pickle and pickles are not allowed, or their
+            folder is not UTF-8.
     """
+    if not is_utf8(place.path):
+        raise CheckpointError(f"{str(place.path)!a} is not UTF-8, so safetensors cannot read files there: rename it.")
     files = (place.file,) if place.file is not None else _found(place.path, prefix)
     pickle = next((file for file in files if file.suffix != ".safetensors"), None)
     if pickle is not None and not place.allow_pickle:

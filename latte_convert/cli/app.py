@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import traceback
 from typing import Annotated
 
 import typer
 
-from latte_convert.cli import artifact, bench, conversion, evaluation, export, report, schema
-from latte_convert.cli.console import alert, flush_results, interrupt, quiet
+from latte_convert.cli import artifact, bench, conversion, evaluation, export, interrupts, report, schema
+from latte_convert.cli.console import alert, flush_results, quiet
 from latte_convert.cli.endings import ending
 from latte_convert.errors import OutputError
 
@@ -60,14 +59,14 @@ def main() -> None:
     """Entry point: turns every error into a sentence on stderr and an exit code."""
     _options_first()
     debug = "--debug" in sys.argv
-    for kill in (signal.SIGINT, signal.SIGTERM):  # a scheduler's polite kill cleans up like Ctrl-C
-        signal.signal(kill, interrupt)
     try:
         app()
     except SystemExit as end:
-        if end.code == 130:  # typer turns Ctrl-C into a silent exit
-            alert("latte: interrupted.")
-        _leave(int(end.code or 0))
+        code = int(end.code or 0)
+        if code == 130:  # typer turns Ctrl-C into a silent exit
+            alert(f"latte: {interrupts.SENTENCE}")
+            code = interrupts.exit_code()
+        _leave(code)
     except BaseException as error:
         if debug and not isinstance(error, KeyboardInterrupt):
             traceback.print_exc()
@@ -92,7 +91,3 @@ def _leave(code: int) -> None:
         alert(f"latte: {error}")
         code = error.exit_code
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latte_convert.cli import console, options
+from latte_convert.cli import console, interrupts, options
 from latte_convert.wording import rounded_down
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def bench(
             trust_remote_code=trust_remote_code,
             progress=progress,
         )
-        console.heed_interrupt()
+        interrupts.heed()
     _show(report)
     if write and report.crossover.tokens is not None:
         write_min_tokens(directory, report.crossover.tokens, trust_remote_code=trust_remote_code)

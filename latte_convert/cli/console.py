@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from latte_convert.cli import interrupts
 from latte_convert.errors import OutputError
 from latte_convert.wording import printable, rounded_down
 
@@ -33,26 +34,6 @@ def fancy(stream: Any = None) -> bool:
         and "NO_COLOR" not in os.environ
         and os.environ.get("TERM") != "dumb"
     )
-
-
-_INTERRUPTED = threading.Event()
-
-
-def interrupt(*_: object) -> None:
-    """Signal handler for Ctrl-C."""
-    _INTERRUPTED.set()
-    raise KeyboardInterrupt
-
-
-def interrupted() -> bool:
-    """Whether Ctrl-C was pressed."""
-    return _INTERRUPTED.is_set()
-
-
-def heed_interrupt() -> None:
-    """Stop now if Python swallowed the interrupt: what is raised inside a callback or a finaliser is only printed."""
-    if interrupted():
-        raise KeyboardInterrupt
 
 
 _QUIET = threading.Event()
@@ -166,7 +147,7 @@ def progress() -> Iterator[Callable[[str, int], Advance]]:
             task = bars.add_task(title, total=total)
 
             def advance() -> None:
-                heed_interrupt()
+                interrupts.heed()
                 bars.advance(task)
 
             return advance
@@ -179,7 +160,7 @@ def _plain_progress(title: str, total: int) -> Advance:
     note(f"{title}: {total} steps")
 
     def advance() -> None:
-        heed_interrupt()
+        interrupts.heed()
         done[0] += 1
         if done[0] == total:
             note(f"{title}: done in {time.monotonic() - started:.1f} s")

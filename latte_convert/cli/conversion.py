@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latte_convert.cli import console, options
+from latte_convert.cli import console, interrupts, options
 from latte_convert.errors import UsageError
 from latte_convert.names import PAGE
 from latte_convert.recipe import Recipe
@@ -61,7 +61,7 @@ def convert(
     check_target(out, overwrite=overwrite, protect=[Path(place).expanduser() for place in (model, *calib)])
     with console.log_to_stderr(), console.progress() as progress:
         outcome = run(model, calib, recipe=recipe, progress=progress, **loading)
-        console.heed_interrupt()
+        interrupts.heed()
         outcome.save(out, overwrite=overwrite)
     report = outcome.report
     _warn(report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from latte_convert.cli.console import interrupted
+from latte_convert.cli import interrupts
 from latte_convert.errors import InputError, LatteError, first_line, is_shortage
 
 _LESS = {
@@ -19,8 +19,9 @@ _LESS = {
 
 def ending(error: BaseException) -> tuple[str, int]:
     """What to say about an error, and the exit code."""
-    if isinstance(error, KeyboardInterrupt) or interrupted():  # an import that is interrupted may end as another error
-        return "interrupted.", 130
+    # An import that is interrupted may end as another error.
+    if isinstance(error, KeyboardInterrupt) or interrupts.interrupted():
+        return interrupts.SENTENCE, interrupts.exit_code()
     shortage = next(filter(is_shortage, _chain(error)), None)
     if shortage is not None:
         told = f"{error} " if isinstance(error, InputError) else ""

@@ -6,7 +6,10 @@ from abc import ABC, abstractmethod
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from PIL import Image
+
 from latte_convert.data.decode import BadSample, Modality
+from latte_convert.data.pixels import MOST_PIXELS
 from latte_convert.errors import first_line, is_shortage
 
 if TYPE_CHECKING:
@@ -47,11 +50,27 @@ class Processor(ABC):
             BadSample: The library cannot make an input of it.
         """
         try:
+            self._check_pixels(sample)
             return self._prepare(sample, model)
         except Exception as error:  # processors fail in many ways on odd settings and odd samples
             if is_shortage(error) or isinstance(error, BadSample):
                 raise
             raise BadSample(f"the {self.word} cannot use it: {first_line(error)}") from error
+
+    def _check_pixels(self, sample: Sample) -> None:
+        """Refuse an image that the library would resize to more pixels than memory holds."""
+        if isinstance(sample.value, Image.Image):
+            width, height = sample.value.size
+            pixels = self.pixels(width, height)
+            if pixels > MOST_PIXELS:
+                raise BadSample(
+                    f"{width} x {height} pixels: resized for this model it has {pixels:,.0f}, and at most "
+                    f"{MOST_PIXELS:,} are computed"
+                )
+
+    def pixels(self, width: int, height: int) -> float:
+        """Pixels that an image of a width and height has once the library has resized it."""
+        return width * height
 
     @abstractmethod
     def _prepare(self, sample: Sample, model: nn.Module) -> Batch: ...

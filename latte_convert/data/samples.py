@@ -17,6 +17,7 @@ from latte_convert.data.hub import PREFIX, HubRows
 from latte_convert.data.likeness import alike, content, held_out, look
 from latte_convert.data.sources import Source, missing_path, open_local
 from latte_convert.errors import CheckpointError, DataError, UsageError
+from latte_convert.reading import is_utf8
 from latte_convert.wording import some
 
 __all__ = ["Modality", "Sample", "SampleSet", "Skipped", "open_samples"]
@@ -269,6 +270,8 @@ def _open(source: str | Path, modality: Modality, samples: int) -> Source:
     text = os.fspath(source)
     if not text:
         raise UsageError("no data given: name a folder, a file, or hf:NAME")
+    if not is_utf8(text):
+        raise DataError(f"the name {text!a} is not UTF-8, and no report can hold it: rename it")
     path = text if os.path.exists(text) else os.path.expanduser(text)
     if os.path.exists(path):
         return open_local(Path(path), modality)

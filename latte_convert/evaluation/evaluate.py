@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latte_convert.errors import CheckpointError, DataError, InputError, UsageError, nearest
+from latte_convert.errors import DataError, InputError, UsageError, nearest
 from latte_convert.evaluation.bootstrap import intervals, retention
 from latte_convert.evaluation.result import EvalReport, GateReport, MetricReport
 from latte_convert.evaluation.side_by_side import run_both
 from latte_convert.evaluation.tasks import get_task, task_names
 from latte_convert.evaluation.tasks.base import Setting, Task, require_two
 from latte_convert.progress import Progress, progress_of
+from latte_convert.reading import is_utf8
 
 if TYPE_CHECKING:
     from latte_convert.artifact.load import Artifact
@@ -115,17 +116,18 @@ def evaluate(
 
 def _setting(directory: str | Path, data: Sequence[str | Path], trust_remote_code: bool, **options: Any) -> Setting:
     """Read what the artifact is, but no weights."""
+    from latte_convert.artifact.check import artifact_directory
     from latte_convert.artifact.manifest import read_manifest
     from latte_convert.checkpoints.resolve import resolve
 
-    path = Path(directory).expanduser()
-    if not path.is_dir():
-        raise CheckpointError(f"there is no artifact at '{directory}'.")
+    path = artifact_directory(directory)
     if not data:
         raise UsageError("give --data: the samples to evaluate on.")
     manifest = read_manifest(path)
     source = resolve(path, trust_remote_code=trust_remote_code)
     places = tuple(str(item) for item in data)
+    if odd := next((place for place in places if not is_utf8(place)), None):
+        raise DataError(f"the name {odd!a} is not UTF-8, and no report can hold it: rename it.")
     return Setting(source, places, resolution=manifest.recipe.get("resolution"), **options)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from latte_convert.artifact.files import write_json
+from latte_convert.artifact.files import check_place, write_json
 from latte_convert.artifact.manifest import read_manifest
 from latte_convert.artifact.results import write_document, write_files
 from latte_convert.bench.result import BenchReport
@@ -37,7 +37,8 @@ def check_report_target(path: Path, *, overwrite: bool, kind: type[BaseModel] = 
         OutputError: It exists and may not be replaced, it is a directory, or lies where nothing can be written.
         IntegrityError: It lies in an artifact whose manifest cannot be read.
     """
-    if os.path.isdir(path):  # Path.is_dir raises where a name is too long
+    check_place(path)
+    if path.is_dir():
         raise OutputError(f"{path} is a directory; give a .json or .html file.")
     if _is_part_of_artifact(path):
         raise OutputError(f"{path} is part of the artifact it lies in, which would be destroyed. Choose another --out.")
@@ -45,9 +46,6 @@ def check_report_target(path: Path, *, overwrite: bool, kind: type[BaseModel] = 
         raise OutputError(f"{path} holds {held}, which would be lost. Choose another --out.")
     if os.path.lexists(path) and not overwrite:
         raise OutputError(f"{path} exists already. Choose another --out, or pass --overwrite to replace it.")
-    home = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-    if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
-        raise OutputError(f"{path} cannot be written: {home} is not a folder you may write to. Choose another --out.")
 
 
 def _is_part_of_artifact(path: Path) -> bool:

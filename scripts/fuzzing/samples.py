@@ -186,7 +186,7 @@ def _names(random: Random, material: Path, work: Path) -> Case:
             )
         ]
     else:
-        out = work / os.fsdecode(name[:-4] + random.choice((b"", b"x" * 300)) + b".html")
+        out = work / os.fsdecode((name[:-4] or b"out") + random.choice((b"", b"x" * 300)) + b".html")
         case = _convert("vit", folder, material, "--out", out)
     case.what = f"the name {name!r:.60} of {('a sample', 'the folder', 'the artifact', 'the report')[where]}"
     return case

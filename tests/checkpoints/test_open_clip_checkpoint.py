@@ -212,6 +212,28 @@ def test_bad_configurations(config: Any, message: str, tmp_path: Path, photos: P
         latte_convert.convert(source, photos, recipe=RECIPE)
 
 
+@pytest.mark.parametrize("value", [None, "", "a", [], [{}], {"a": 1}], ids=repr)
+@pytest.mark.parametrize("section", ["model_cfg", "vision_cfg", "text_cfg", "preprocess_cfg", "mean", "std", "heads"])
+def test_settings_of_another_type(section: str, value: Any, tmp_path: Path, photos: Path) -> None:
+    source = write(tmp_path / "source")
+    config = json.loads((source / "open_clip_config.json").read_text())
+    model, preprocessing = config["model_cfg"], config["preprocess_cfg"]
+    homes = {"vision_cfg": model, "text_cfg": model, "mean": preprocessing, "std": preprocessing}
+    homes.get(section, model["text_cfg"] if section == "heads" else config)[section] = value
+    (source / "open_clip_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError):
+        latte_convert.convert(source, photos, recipe=RECIPE)
+
+
+def test_a_share_of_a_head(tmp_path: Path, photos: Path) -> None:
+    source = write(tmp_path / "source")
+    config = json.loads((source / "open_clip_config.json").read_text())
+    config["model_cfg"]["text_cfg"]["heads"] = 0.5  # open_clip builds it
+    (source / "open_clip_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"has 0.5 heads of 64.0 channels: the configuration is wrong"):
+        latte_convert.convert(source, photos, recipe=RECIPE)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -6,7 +6,6 @@ import contextlib
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -27,12 +26,13 @@ def test_an_internal_error_is_one_line_unless_debug(latte, tiny_dino, photos, tm
 
 
 @pytest.mark.slow
-def test_ctrl_c_exits_130_and_leaves_nothing(tiny_dino, photos, tmp_path):
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "a scheduler"])
+def test_an_interrupt_ends_with_a_sentence_and_leaves_nothing(kill, tiny_dino, photos, tmp_path):
     running = subprocess.Popen(
         [
             sys.executable,
             "-m",
-            "latte_convert.cli.app",
+            "latte_convert",
             "convert",
             str(tiny_dino),
             "--calib",
@@ -53,35 +53,36 @@ def test_ctrl_c_exits_130_and_leaves_nothing(tiny_dino, photos, tmp_path):
     for line in running.stderr:
         if line.startswith("Calibrating"):
             break
-    running.send_signal(signal.SIGINT)
+    running.send_signal(kill)
     stdout, stderr = running.communicate(timeout=60)
-    assert running.returncode == 130
+    assert running.returncode == 128 + kill
     assert stdout == ""
-    assert "interrupted" in stderr
+    assert stderr.splitlines()[-1] == "latte: interrupted."
+    assert "Traceback" not in stderr
     assert not list(tmp_path.iterdir())
 
 
 def test_an_interrupt_that_ends_as_another_error_is_an_interrupt(latte, monkeypatch, tmp_path):
-    from latte_convert.cli import console
+    from latte_convert.cli import interrupts
 
     def swallowed(*_: object) -> None:
         with contextlib.suppress(KeyboardInterrupt):
-            console.interrupt()
+            interrupts.stop()
         raise ModuleNotFoundError("could not be imported")  # as Transformers has it
 
-    monkeypatch.setattr(console, "_INTERRUPTED", threading.Event())
+    monkeypatch.setattr(interrupts, "_received", [])
     monkeypatch.setattr("latte_convert.artifact.manifest.read_manifest", swallowed)
     assert latte("inspect", tmp_path) == (130, "", "latte: interrupted.\n")
 
 
 def test_a_swallowed_interrupt_stops_the_next_step(capsys, monkeypatch):
-    from latte_convert.cli import console
+    from latte_convert.cli import console, interrupts
 
-    monkeypatch.setattr(console, "_INTERRUPTED", threading.Event())
+    monkeypatch.setattr(interrupts, "_received", [])
     with console.progress() as progress:
         advance = progress("Calibrating", 3)
         advance()
         with contextlib.suppress(KeyboardInterrupt):  # as a finaliser would
-            console.interrupt()
+            interrupts.stop()
         with pytest.raises(KeyboardInterrupt):
             advance()

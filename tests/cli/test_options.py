@@ -15,7 +15,7 @@ def help_text(request: pytest.FixtureRequest) -> str:
     import subprocess
     import sys
 
-    command = [sys.executable, "-m", "latte_convert.cli.app", request.param, "--help"]
+    command = [sys.executable, "-m", "latte_convert", request.param, "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, env={"COLUMNS": "400"}).stdout
     return " ".join(shown.replace("│", " ").split())
 

@@ -210,14 +210,6 @@ def test_an_eps_that_is_called_png_starts_nothing(tmp_path: Path, monkeypatch: p
     assert "of a format Pillow cannot read" in reasons(everything(tmp_path, "image"))["a.png"]
 
 
-def test_a_mere_strip_is_no_picture(tmp_path: Path) -> None:
-    put(tmp_path / "strip.png", encoded(Image.new("RGB", (3000, 1))))
-    put(tmp_path / "wide.png", encoded(Image.new("RGB", (100, 1))))
-    found = everything(tmp_path, "image")
-    assert found.ids == ("wide.png",)
-    assert reasons(found) == {"strip.png": "3000 x 1 pixels: a side is over 100 x the other"}
-
-
 def test_sounds_that_are_none(tmp_path: Path) -> None:
     put(tmp_path / "one_hertz.wav", wav(tone(8000), rate=1))
     put(tmp_path / "loud.wav", wav(np.array([0.1, 1e30], np.float32)))
