@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from latte_convert.cli import console, options
+from latte_convert.cli import console, interrupts, options
 
 EXPORT = "Export"
 
@@ -88,7 +88,7 @@ def export(
             directory, out, to=to.value, tower=tower, resolution=resolution, tokens=tokens, opset=opset,
             tolerance=tolerance, overwrite=overwrite, trust_remote_code=trust_remote_code, progress=progress,
         )  # fmt: skip
-        console.heed_interrupt()
+        interrupts.heed()
     worst = exported.worst
     if json:
         console.document(exported.document())
