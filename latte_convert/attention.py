@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from typing_extensions import Self
@@ -35,6 +35,11 @@ class TokenLayout:
     grid: tuple[int, ...] | None = None
     aligned: bool = True
 
+    def __str__(self) -> str:
+        """Such as ``37 x 37 + 1 prefix``, ``8 x 14 x 14`` or ``sequence``."""
+        tokens = "sequence" if self.grid is None else " x ".join(map(str, self.grid))
+        return f"{tokens} + {self.prefix} prefix" if self.prefix else tokens
+
     @property
     def plane(self) -> tuple[int, int] | None:
         """Height and width of the grid, for kernels of two dimensions: the frames of a video one below the other."""
@@ -56,9 +61,11 @@ class AttentionSite:
         kind: ``self`` or ``cross``.
         causal: Whether a query sees only the keys up to its own position.
         heads: Number of heads.
-        head_dim: Channels per head.
+        head_dim: Channels per head of query and key.
         eligible: Whether the site can be converted.
         reason: Why it cannot, or None.
+        value_dim: Channels per head of value; None where they are as many.
+        layout: How the tokens of its first call lay; None where no call has been seen.
     """
 
     name: str
@@ -69,6 +76,13 @@ class AttentionSite:
     head_dim: int
     eligible: bool = True
     reason: str | None = None
+    value_dim: int | None = None
+    layout: TokenLayout | None = None
+
+    @property
+    def widths(self) -> dict[str, Any]:
+        """What the constructor of a kernel takes where value is not as wide as query and key."""
+        return {} if self.value_dim is None else {"value_dim": self.value_dim}
 
 
 @dataclass(frozen=True)
@@ -174,7 +188,7 @@ class AttentionCall:
             The call, and the places of its queries in this one.
         """
         assert self.mask is not None
-        first, grid = min(self.layout.prefix, self.key.shape[2]), self.layout.grid
+        first, grid = min(self.layout.prefix, self.key.shape[2]), self.layout.plane
         seen = self.mask[0, first:]
         if grid is not None and grid[0] * grid[1] == len(seen):
             rows, columns = (seen.reshape(grid).any(side).nonzero()[:, 0] for side in (1, 0))

@@ -12,18 +12,19 @@ from torch import nn
 
 from latte_convert.adapters.convert import is_hybrid
 from latte_convert.adapters.host import Host
+from latte_convert.adapters.observe import observed
 from latte_convert.adapters.ready import check_ready
 from latte_convert.adapters.sites import reachable, restrict
 from latte_convert.attention import AttentionSite
 from latte_convert.checkpoints.rebuild import check_factory, is_rebuilt
 from latte_convert.data.decode import BadSample
-from latte_convert.data.feed import BatchFeed, Feed, Inputs, JoinedFeed, SampleFeed, inputs_of
+from latte_convert.data.feed import BatchFeed, Feed, FirstOf, Inputs, JoinedFeed, SampleFeed, inputs_of
 from latte_convert.data.ready import ready_batches
 from latte_convert.data.suitability import Suitability
 from latte_convert.errors import CheckpointError, DataError, RecipeError, UsageError, first_line, is_shortage
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.registry import get_kernel
-from latte_convert.measuring.outputs import named_outputs
+from latte_convert.measuring.outputs import final_outputs, named_outputs
 from latte_convert.recipe import Candidate, Recipe
 from latte_convert.wording import some
 
@@ -140,12 +141,13 @@ def open_task(
         used.append(samples)
         notes += [*seen.warnings(), *_copies(samples.copies, len(samples))]
     reached = reachable(host.sites(), [processor.towers(host.model) for _, processor in opened])
+    feed = JoinedFeed(fitting)
     return Task(
         host=host,
         recipe=recipe,
-        sites=_servable(restrict(reached, recipe), kernels),
+        sites=_usable(host, restrict(reached, recipe), feed, kernels),
         candidates=kernels,
-        fitting=JoinedFeed(fitting),
+        fitting=feed,
         holdout=JoinedFeed(holdout),
         source=source,
         samples=tuple(used),
@@ -236,19 +238,20 @@ def _open_loaded(
     host = Host.of(model)
     if factory is not None:
         check_factory(factory, model)
-    sites = _servable(restrict(host.sites(), recipe), kernels)
+    sites = restrict(host.sites(), recipe)
     batches = ready_batches(calib, max(2, recipe.min_samples))
     held = max(1, round(len(batches) * recipe.holdout))
     seen = Suitability()
     model.eval()
     for place, batch in enumerate(batches, 1):
         _run_batch(host, batch, place, seen)
+    feed = BatchFeed(batches[:-held])
     return Task(
         host=host,
         recipe=recipe,
-        sites=sites,
+        sites=_usable(host, sites, feed, kernels),
         candidates=kernels,
-        fitting=BatchFeed(batches[:-held]),
+        fitting=feed,
         holdout=BatchFeed(batches[-held:]),
         factory=factory,
         rebuilt=factory is None and is_rebuilt(model),
@@ -300,12 +303,18 @@ def _open(
     raise failure or DataError(f"{calib} has no usable sample.")
 
 
-def _servable(sites: Iterable[AttentionSite], kernels: Sequence[Candidate]) -> tuple[AttentionSite, ...]:
-    """Sites that no kernel of the recipe can serve are not eligible.
+def _usable(
+    host: Host, sites: Sequence[AttentionSite], feed: Feed, kernels: Sequence[Candidate]
+) -> tuple[AttentionSite, ...]:
+    """The sites as their first calls show them; those that no kernel of the recipe can serve are not eligible.
 
     Raises:
         CheckpointError: No site is left to convert.
     """
+    return _servable(observed(host, sites, FirstOf(feed, 1), final_outputs), kernels)
+
+
+def _servable(sites: Iterable[AttentionSite], kernels: Sequence[Candidate]) -> tuple[AttentionSite, ...]:
     served = []
     for site in sites:
         asked = {"causal": site.causal, "cross": site.kind == "cross"}

@@ -22,7 +22,7 @@ from latte_convert.attention import AttentionSite
 
 TESTS = Path(__file__).resolve().parents[1] / "tests" / "adapters"
 # Modules with a dictionary BY_NAME or MODELS and a function that builds the model of a name.
-TABLES = ("tiny_models", "timm_models", "open_clip_models")
+TABLES = ("tiny_models", "vision_language_models", "timm_models", "open_clip_models")
 BEGIN, END = "<!-- support table -->", "<!-- /support table -->"
 HEADER = ("Architecture", "Library", "Classes", "Converted", "Kept exact, and why")
 

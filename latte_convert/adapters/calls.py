@@ -46,6 +46,7 @@ def attention_call(
         obstacle: What the caller knows already.
         dropout: Dropout of attention weights that the original would apply now.
     """
+    obstacle = obstacle or _unlike_heads(query, key)
     queries, keys = query.shape[2], key.shape[2]
     given = [mask for mask in masks if mask is not None]
     if causal and not given and keys > queries:
@@ -63,6 +64,13 @@ def attention_call(
         mask=None if kept is None else kept.expand(key.shape[0], -1), causal=causal,
         layout=layout.of(queries, keys), exact=exact, obstacle=obstacle, dropout=dropout,
     )  # fmt: skip
+
+
+def _unlike_heads(query: Tensor, key: Tensor) -> str | None:
+    """Why a call is not ``(batch, heads, tokens, channels)`` of as many heads, or None."""
+    if query.dim() != 4:
+        return "attention inside blocks of tokens"
+    return "grouped-query attention" if key.shape[1] != query.shape[1] else None
 
 
 def _read(mask: Tensor, queries: int, keys: int, triangle: bool, either: bool) -> tuple[Tensor, bool]:

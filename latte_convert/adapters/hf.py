@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from latte_convert import compat
-from latte_convert.adapters import hf_explicit, hf_sites, mha
+from latte_convert.adapters import hf_explicit, hf_roles, hf_sites, mha
 from latte_convert.adapters.calls import attention_call
 from latte_convert.adapters.route import NAME, Route, StandIn, route_site
 from latte_convert.attention import AttentionSite, Handler
@@ -29,8 +29,8 @@ _collector = compat.OUTPUTS_ASKED_FOR.get()
 
 # Keyword arguments that the layers above pass through and that do not change what attention computes.
 _HARMLESS = frozenset({
-    "cache_position", "deterministic", "interpolate_pos_encoding", "num_items_in_batch", "output_attentions",
-    "output_hidden_states", "position_ids", "return_dict", "use_cache",
+    "cache_position", "deterministic", "interpolate_pos_encoding", "logits_to_keep", "num_items_in_batch",
+    "output_attentions", "output_hidden_states", "position_ids", "return_dict", "use_cache",
 })  # fmt: skip
 
 
@@ -73,8 +73,8 @@ class HFAdapter:
         else:
             config: Any = copy.copy(module.config)
             compat.set_attention_implementation(config, IMPLEMENTATION)
-            settings |= {"eager": hf_sites.eager_function(type(module)), "attributes": {"config": config}}
-        image, prefix = hf_sites.image_tokens(model, described)
+            settings |= {"eager": hf_roles.eager_function(type(module)), "attributes": {"config": config}}
+        image, prefix = hf_roles.image_tokens(model, described)
         cross = described.kind == "cross"
         return route_site(model, site, handler, stand_in, image=image, prefix=prefix, cross=cross, **settings)
 
@@ -133,7 +133,8 @@ def latte_attention_forward(
     call = attention_call(
         module, route.layout, query, key, value, exact, scale=scaling, masks=[attention_mask],
         causal=_flagged_causal(module, implementation, attention_mask, query.shape[2], is_causal),
-        triangle=route.causal or bool(is_causal), obstacle=_unknown_argument(kwargs), dropout=dropout,
+        triangle=route.causal or bool(is_causal), either=not torch.compiler.is_compiling(),
+        obstacle=_unknown_argument(kwargs), dropout=dropout,
     )  # fmt: skip
     output = route.ask(call)
     if output is None:

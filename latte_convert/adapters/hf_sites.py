@@ -1,12 +1,10 @@
-"""What Transformers' attention modules are: by their attributes, code and place in the model."""
+"""Where Transformers' attention modules are, how wide they are, and why some must stay exact."""
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Iterator
-from types import CodeType
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -14,6 +12,7 @@ from latte_convert import compat
 from latte_convert.adapters import mha
 from latte_convert.adapters.find import ancestors
 from latte_convert.adapters.hf_explicit import is_explicit
+from latte_convert.adapters.hf_roles import dispatches, eager_function, first, forward_code, is_causal, tower, windowed
 from latte_convert.attention import AttentionSite
 
 # Attributes of attention modules, or of the layers around them, whose presence means that logits are more
@@ -27,6 +26,7 @@ _OUTPUT_NAMES = ("o_proj", "out_proj", "proj", "c_proj", "dense", "output_proj",
 _CROSS = re.compile(r"(^|[._])(encoder_attn|multihead_attn|cross_?attn|cross_?attention|enc_dec_attn|EncDecAttention)")
 FLEX = "the masks of flex_attention are programs: model.set_attn_implementation('sdpa') makes them plain"
 _CALLED_ATTENTION = re.compile(r"Attention|Attn")
+_CHANNELS = re.compile(r"Channel(Attention|Attn)|CrossCovariance")
 
 
 def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -43,8 +43,8 @@ def describe(model: nn.Module, name: str, module: nn.Module) -> AttentionSite:
     kind: Literal["self", "cross"] = "cross" if cross else "self"
     reason = _obstacle(model, name, module)
     return AttentionSite(
-        name=name, tower=_tower(model, name), kind=kind, heads=heads, head_dim=head_dim,
-        causal=not cross and _is_causal(model, name, module), eligible=reason is None, reason=reason,
+        name=name, tower=tower(model, name), kind=kind, heads=heads, head_dim=head_dim,
+        causal=not cross and is_causal(model, name, module), eligible=reason is None, reason=reason,
     )  # fmt: skip
 
 
@@ -70,52 +70,6 @@ def output_projection(model: nn.Module, name: str, module: nn.Module) -> nn.Line
     return None
 
 
-def image_tokens(model: nn.Module, site: AttentionSite) -> tuple[bool, int | None]:
-    """Whether a site's keys may be an image, and how many CLS and register tokens stand before it; None if not told.
-
-    The keys are one in a vision tower, in a detector's encoder and in the cross-attention to it, and in audio towers
-    that embed patches of a spectrogram.
-    """
-    if site.tower in ("encoder", "decoder"):
-        seen = getattr(model, "main_input_name", None) == "pixel_values"
-        if not seen or (site.tower == "decoder" and site.kind == "self"):  # the latter's are object queries
-            return False, None
-    elif site.tower == "text":
-        return False, None
-    # The keys of cross-attention are the encoder's tokens.
-    holders = [getattr(model, "encoder", model)] if site.kind == "cross" else ancestors(model, site.name)
-    for holder in holders:
-        if (_first(holder, "num_windows") or 1) > 1:
-            return False, None  # window by window, each with its own CLS token
-        embeddings = getattr(holder, "embeddings", None)
-        if embeddings is None:
-            continue
-        if isinstance(getattr(embeddings, "detection_tokens", None), Tensor):
-            return False, None  # behind the patches
-        names = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
-        tokens = [token for token in (getattr(embeddings, n, None) for n in names) if isinstance(token, Tensor)]
-        return True, sum(token.shape[1] if token.dim() == 3 else 1 for token in tokens)
-    return True, None
-
-
-def dispatches(kind: type[nn.Module]) -> bool:
-    """Whether attention modules of this class go through the Transformers attention interface."""
-    code = forward_code(kind)
-    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
-
-
-def eager_function(kind: type[nn.Module]) -> Callable[..., Any] | None:
-    """The default that a class hands to the attention interface, by its name in the modelling file; None if unknown."""
-    forward = inspect.unwrap(kind.forward)
-    name = next((name for name in forward.__code__.co_names if name.endswith("eager_attention_forward")), None)
-    return None if name is None else forward.__globals__.get(name)
-
-
-def forward_code(kind: type[nn.Module]) -> CodeType | None:
-    """Code of a class's forward method, under its decorators."""
-    return getattr(inspect.unwrap(kind.forward), "__code__", None)
-
-
 def _computes_attention_itself(module: nn.Module) -> bool:
     """Innermost modules called attention that project something and do not dispatch."""
     if not _projects(module):
@@ -135,8 +89,8 @@ def _projects(module: nn.Module) -> bool:
 
 def _heads(module: nn.Module) -> tuple[int, int]:
     """Number of heads and channels per head; modules that name only one of them have the query's width."""
-    heads = _first(module, "num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
-    head_dim = _first(module, "head_dim", "attention_head_size", "head_size", "dim_head", "key_value_proj_dim")
+    heads = first(module, "num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
+    head_dim = first(module, "head_dim", "attention_head_size", "head_size", "dim_head", "key_value_proj_dim")
     if heads is None:
         heads = max(_query_width(module) // head_dim, 1) if head_dim else 1
     return heads, head_dim or _query_width(module) // heads
@@ -153,7 +107,7 @@ def _query_width(module: nn.Module) -> int:
         if "qkv" in name.lower() and isinstance(layer, nn.Linear):
             return layer.out_features // 3
     linears = [child for child in module.modules() if isinstance(child, nn.Linear)]
-    return _first(module, "hidden_size", "d_model", "embed_dim") or (linears[0].out_features if linears else 1)
+    return first(module, "hidden_size", "d_model", "embed_dim") or (linears[0].out_features if linears else 1)
 
 
 def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
@@ -168,7 +122,9 @@ def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
         return "deformable attention samples a few points: it is linear already"
     if _has_bias(model, name, module):
         return "relative-position bias on the logits"
-    if _windowed(model, name, module):
+    if _CHANNELS.search(type(module).__name__):
+        return "attention over channels: it is linear in the tokens already"
+    if windowed(model, name, module):
         return "windowed attention: it is linear already"
     if not dispatches(type(module)):
         itself = "computes attention itself instead of through the Transformers attention interface"
@@ -190,16 +146,6 @@ def _dispatch_obstacle(module: nn.Module) -> str | None:
     return None
 
 
-def _windowed(model: nn.Module, name: str, module: nn.Module) -> bool:
-    """Whether tokens see a part of the others only: by the module's settings, or by its layer's split of the image."""
-    if any(getattr(module, attribute, None) is not None for attribute in ("sliding_window", "window_size")):
-        return True
-    layer = model.get_submodule(name.rpartition(".")[0])
-    # RF-DETR and LW-DETR put windows into the batch, except in layers that are global.
-    inside = getattr(layer, "global_attention", None) is False or getattr(layer, "window", None) is True
-    return inside and (_first(layer, "num_windows") or 1) > 1
-
-
 def _has_bias(model: nn.Module, name: str, module: nn.Module) -> bool:
     """Whether a bias is added to the logits: by the module, one around it, or its call (T5 shares one)."""
     holders = (module, *ancestors(model, name))
@@ -210,33 +156,3 @@ def _has_bias(model: nn.Module, name: str, module: nn.Module) -> bool:
     # Keyword names of a call are one constant each, or a tuple of them.
     keywords = [name for const in constants for name in (const if isinstance(const, tuple) else (const,))]
     return "position_bias" in keywords
-
-
-def _is_causal(model: nn.Module, name: str, module: nn.Module) -> bool:
-    """Whether a self-attention site is causal: its own flag, or the kind of mask its encoder builds."""
-    if getattr(module, "is_causal", False) or getattr(module, "is_decoder", False):
-        return True
-    for ancestor in ancestors(model, name):
-        code = forward_code(type(ancestor))
-        names = code.co_names if code is not None else ()
-        if "create_causal_mask" in names or "create_bidirectional_mask" in names:
-            return "create_bidirectional_mask" not in names
-    return False
-
-
-def _tower(model: nn.Module, name: str) -> str:
-    parts = name.lower().split(".")
-    for tower in ("vision", "text", "audio"):
-        if any(tower in part for part in parts):
-            return tower
-    if getattr(model.config, "is_encoder_decoder", False):
-        return "decoder" if "decoder" in parts else "encoder"
-    main = getattr(model, "main_input_name", "input_ids")
-    if main == "pixel_values" and "decoder" in parts:
-        return "decoder"  # of a detector that does not call itself an encoder-decoder
-    return {"pixel_values": "vision", "input_ids": "text"}.get(main, "audio")
-
-
-def _first(module: nn.Module, *attributes: str) -> int | None:
-    values = (getattr(module, attribute, None) for attribute in attributes)
-    return next((value for value in values if isinstance(value, int) and value > 0), None)

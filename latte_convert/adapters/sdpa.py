@@ -64,7 +64,7 @@ class _Attention:
 
         call = attention_call(
             self.module, self.route.layout, query, key, value, exact, scale=scale, masks=[_four(attn_mask)],
-            causal=is_causal, triangle=self.route.causal, obstacle=_unlike_heads(query, key, value), dropout=dropout_p,
+            causal=is_causal, triangle=self.route.causal, dropout=dropout_p,
         )  # fmt: skip
         output = self.route.ask(call)
         return exact() if output is None else output
@@ -103,17 +103,6 @@ def with_globals(function: types.FunctionType, replacements: dict[str, Any]) -> 
     )
     rebuilt.__kwdefaults__ = function.__kwdefaults__
     return rebuilt
-
-
-def _unlike_heads(query: Tensor, key: Tensor, value: Tensor) -> str | None:
-    """Why a call is not ``(batch, heads, tokens, channels)`` of equal heads, or None."""
-    if query.dim() != 4:
-        return "attention inside blocks of tokens"
-    if key.shape[1] != query.shape[1]:
-        return "grouped-query attention"
-    if value.shape[-1] != query.shape[-1]:
-        return f"values have {value.shape[-1]} channels a head, queries {query.shape[-1]}"
-    return None
 
 
 def _four(mask: Tensor | None) -> Tensor | None:

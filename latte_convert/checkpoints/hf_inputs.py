@@ -30,12 +30,22 @@ _METHODS = {"image": "get_image_features", "text": "get_text_features"}
 
 
 def modalities(cls: Any) -> tuple[Modality, ...]:
-    """What kinds of samples a model class takes, the main one first."""
+    """What kinds of samples a model class takes, the main one first.
+
+    Raises:
+        CheckpointError: It takes videos, which are not read here.
+    """
     main: dict[str, Modality] = {"pixel_values": "image", "input_ids": "text"}
     taken = tuple(m for m in _as_tuple(getattr(cls, "input_modalities", ())) if m in ("image", "text"))
     if len(taken) > 1 and hasattr(cls, "get_image_features"):
         return ("image", "text")
-    return (main.get(cls.main_input_name, "audio"),)
+    name = _as_tuple(cls.main_input_name)[0]
+    if name == "pixel_values_videos":
+        raise CheckpointError(
+            f"{cls.__name__} takes videos, and this version reads images, texts and speech: load the model and give "
+            "ready batches, latte_convert.convert(model, batches)."
+        )
+    return (main.get(name, "audio"),)
 
 
 def _as_tuple(value: Any) -> tuple[str, ...]:

@@ -43,9 +43,11 @@ def inspect(directory: options.Directory, json: options.Json = False) -> None:
         shown = f"{rounded_down(least.alike)} {least.measure}"
         console.result(f"fidelity     {shown} of {primary} on {report.fidelity.samples} held-out samples")
     console.result(f"converted    {len(manifest.sites)} sites")
+    layouts = {site.name: site.layout for site in report.sites} if report is not None else {}
     for site in manifest.sites:
         values = ", ".join(f"{name} {text}" for name, text in parameters[site.name].items())
-        console.result(f"  {site.name}  {site.kernel}  {site.heads}x{site.head_dim}  {values}")
+        tokens = layouts.get(site.name) or "layout not recorded"
+        console.result(f"  {site.name}  {site.kernel}  {site.heads}x{site.head_dim}  {tokens}  {values}")
 
 
 def verify(

@@ -208,13 +208,14 @@ def site_table(report: Report) -> None:
         value = site.score.value if site.score else None
         bar = "█" * _length(value, scores) if value is not None else ""
         fate = "convert" if site.converted else "exact" if site.eligible else f"exact: {site.reason}"
-        rows.append((site.name, site.tower, f"{value:.4g}" if value is not None else "-", bar, fate))
+        score = f"{value:.4g}" if value is not None else "-"
+        rows.append((site.name, site.tower, site.layout or "-", score, bar, fate))
     table(
         f"Sensitivity of {sum(s.eligible for s in report.sites)} eligible attention sites "
         "(low is robust; logarithmic bars)",
-        ("site", "tower", "score", "", "becomes"),
+        ("site", "tower", "tokens", "score", "", "becomes"),
         rows,
-        right=(2,),
+        right=(3,),
     )
 
 

@@ -45,14 +45,19 @@ class Feed(Protocol):
     def __iter__(self) -> Iterator[Inputs]: ...
 
 
-@torch.no_grad()
-def run(model: nn.Module, inputs: Inputs) -> Any:
-    """Run a model, or one tower of it, without gradients.
+def call(model: nn.Module, inputs: Inputs) -> Any:
+    """Call a model, or one tower of it.
 
     It gets a copy of the inputs: some models write into theirs, and the next one must see the same.
     """
     kwargs = compat.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs.kwargs)
     return (model if inputs.method == "forward" else getattr(model, inputs.method))(**kwargs)
+
+
+def run(model: nn.Module, inputs: Inputs) -> Any:
+    """Run a model, or one tower of it, without gradients."""
+    with torch.no_grad():
+        return call(model, inputs)
 
 
 class BatchFeed:

@@ -82,11 +82,11 @@ def prefix_tokens(model: nn.Module) -> int:
 
     if not isinstance(model, PreTrainedModel):
         return 0
-    from latte_convert.adapters import hf_sites
+    from latte_convert.adapters import hf_roles, hf_sites
 
     # Described one by one: the first vision site will do.
     sites = (hf_sites.describe(model, name, module) for name, module in hf_sites.attention_modules(model))
-    prefixes = (hf_sites.image_tokens(model, site)[1] for site in sites if site.tower == "vision")
+    prefixes = (hf_roles.image_tokens(model, site)[1] for site in sites if site.tower == "vision")
     return next((prefix for prefix in prefixes if prefix is not None), 0)
 
 

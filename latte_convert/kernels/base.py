@@ -54,14 +54,16 @@ class Kernel(nn.Module, ABC):
         legend: What its ``scalars`` are, for a report: a clause.
         recommended: The extras that help this kernel on held-out samples of real models.
         heads: Number of heads.
-        head_dim: Channels per head of value, and of query and key.
+        head_dim: Channels per head of query and key, d.
+        value_dim: Channels per head of value, dv.
         options: Keyword arguments that build an equal kernel, as manifests record them (JSON values).
         shift: ``(H, d)`` or None. With ``query_map`` and ``key_map``, ``(H, d, d)``, ``sigma`` and ``bias``,
             ``(H·dv,)``, and ``output_map``, ``(H, dv, dv)``, the parameters of the extras; float32.
 
     Args:
         heads: Number of heads.
-        head_dim: Channels per head.
+        head_dim: Channels per head of query and key.
+        value_dim: Channels per head of value, where they are not as many.
         **extras: See ``Extras``.
     """
 
@@ -74,16 +76,19 @@ class Kernel(nn.Module, ABC):
     legend: ClassVar[str] = ""
     recommended: ClassVar[Extras] = {}
 
-    def __init__(self, heads: int, head_dim: int, **extras: Unpack[Extras]) -> None:
+    def __init__(self, heads: int, head_dim: int, *, value_dim: int | None = None, **extras: Unpack[Extras]) -> None:
         super().__init__()
         unknown = sorted(set(extras) - set(Extras.__annotations__))
         if unknown:
             raise TypeError(f"{self.name} has no option '{unknown[0]}'")
         self.heads = heads
         self.head_dim = head_dim
+        self.value_dim = value_dim or head_dim
         self.options: dict[str, Any] = {key: value for key, value in sorted(extras.items()) if value}
+        if self.value_dim != head_dim:
+            self.options["value_dim"] = self.value_dim
         self.exact_prefix = extras.get("exact_prefix", False)
-        channels = heads * head_dim
+        channels = heads * self.value_dim
 
         def parameter(option: str, initial: Tensor) -> nn.Parameter | None:
             return nn.Parameter(initial) if extras.get(option) else None
@@ -93,7 +98,7 @@ class Kernel(nn.Module, ABC):
         self.key_map = parameter("input_map", torch.eye(head_dim).repeat(heads, 1, 1))
         self.sigma = parameter("sigma", torch.ones(channels))
         self.bias = parameter("bias", torch.zeros(channels))
-        self.output_map = parameter("output_map", torch.eye(head_dim).repeat(heads, 1, 1))
+        self.output_map = parameter("output_map", torch.eye(self.value_dim).repeat(heads, 1, 1))
 
     def extra_repr(self) -> str:
         """Settings shown by ``print(model)``."""

@@ -12,11 +12,14 @@ from latte_convert.errors import RecipeError, UsageError, first_line, nearest
 from latte_convert.kernels.base import Extras, Kernel
 from latte_convert.kernels.registry import get_kernel, kernel_names
 
+_OF_THE_SITE = ("heads", "head_dim", "value_dim", "extras")
+"""What a constructor takes besides options: the widths of the site it is for."""
+
 
 def options_of(kernel: type[Kernel]) -> dict[str, Any]:
     """Type of every option that a kernel takes, by name."""
     types = get_type_hints(kernel.__init__)
-    own = [name for name in inspect.signature(kernel).parameters if name not in ("heads", "head_dim", "extras")]
+    own = [name for name in inspect.signature(kernel).parameters if name not in _OF_THE_SITE]
     return {name: types[name] for name in own} | get_type_hints(Extras)
 
 

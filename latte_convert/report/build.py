@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -96,6 +96,7 @@ def _warnings(task: Task, found: Findings) -> Iterator[str]:
             f"({some(task.unexpected_keys)}); they are kept in the artifact."
         )
     yield from task.notes
+    yield from _lost_grids(found.fitted.sites)
     broken = [name for name, score in found.choice.scores.items() if score.value == float("inf")]
     if broken:
         yield f"{len(broken)} sites are not finite when linear and were not chosen: {some(broken)}."
@@ -122,6 +123,16 @@ def _warnings(task: Task, found: Findings) -> Iterator[str]:
         )
     if found.fidelity is not None:
         yield from _no_saving(task, found, found.fidelity)
+
+
+def _lost_grids(sites: Sequence[AttentionSite]) -> Iterator[str]:
+    """A warning where the tokens of a vision tower are an image, and where each lies is not known."""
+    lost = [s.name for s in sites if s.eligible and s.tower == "vision" and s.layout and s.layout.grid is None]
+    if lost:
+        yield (
+            f"the grid of {len(lost)} sites of the vision tower is not known ({some(lost)}): their tokens are taken "
+            "for a sequence, and near_far's windows are pieces of it, not of the image."
+        )
 
 
 def not_faster(fidelity: Fidelity) -> str:
@@ -194,6 +205,8 @@ def _site(found: Findings, site: AttentionSite, converted: bool) -> SiteReport:
         causal=site.causal,
         heads=site.heads,
         head_dim=site.head_dim,
+        value_dim=site.value_dim,
+        layout=str(site.layout) if site.layout else None,
         eligible=site.eligible,
         reason=site.reason,
         converted=converted,

@@ -100,7 +100,13 @@ class SiteReport(_Model):
     kind: Literal["self", "cross"]
     causal: bool
     heads: int
-    head_dim: int
+    head_dim: int = Field(description="Channels per head of query and key.")
+    value_dim: int | None = Field(None, description="Channels per head of value, where they are not as many.")
+    layout: str | None = Field(
+        None,
+        description="How the tokens of its first call lay: '37 x 37 + 1 prefix', '8 x 14 x 14' or 'sequence'; null "
+        "where none was seen.",
+    )
     eligible: bool
     reason: str | None = Field(description="Why the site cannot be converted, or null.")
     converted: bool

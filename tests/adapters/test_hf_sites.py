@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as hf
-from tiny_models import BY_NAME, FAMILIES, NOT_CONVERTIBLE, Family, build
+from tiny_models import FAMILIES, NOT_CONVERTIBLE, Family, build
 from torch import Tensor, nn
 
 from latte_convert.adapters.find import find_adapter
@@ -92,22 +92,6 @@ def test_heads_and_head_dim_are_those_of_the_calls(family: Family) -> None:
     with Host(model, ADAPTER).watch({name: recorder(name) for name in sites}), torch.no_grad():
         model(**family.inputs())
     assert shapes == {name: (site.heads, site.head_dim) for name, site in sites.items()}
-
-
-def test_conditional_detr_looks_up_twice_the_channels_it_reads() -> None:
-    """Content and position are concatenated in query and key; ``head_dim``, and so ``sigma``, is the value's."""
-    model = build("conditional_detr")
-    sites = {site.name: site for site in Host.of(model).sites()}
-    channels: list[tuple[int, int, int]] = []
-
-    def record(call: AttentionCall) -> None:
-        channels.append((call.query.shape[3], call.key.shape[3], call.value.shape[3]))
-
-    cross = "decoder.layers.1.encoder_attn"
-    with Host(model, ADAPTER).watch({cross: record}), torch.no_grad():
-        model(**BY_NAME["conditional_detr"].inputs())
-    assert channels == [(32, 32, 16)]
-    assert sites[cross].head_dim == 16
 
 
 def test_an_unwindowed_rf_detr_has_no_windowed_layer() -> None:
