@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +87,7 @@ def _read(mask: Tensor, queries: int, keys: int, triangle: bool, either: bool) -
     try:
         return key_mask(mask, queries=queries, keys=keys, causal=triangle), triangle
     except ValueError:
-        if not either:
-            raise
-    return key_mask(mask, queries=queries, keys=keys, causal=not triangle), not triangle
+        if either:
+            with suppress(ValueError):
+                return key_mask(mask, queries=queries, keys=keys, causal=not triangle), not triangle
+        raise
