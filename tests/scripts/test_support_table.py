@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "adapters")]
 
 import support_table  # noqa: E402
+import vision_language_models  # noqa: E402
 from support_table import BEGIN, END, Row, main, render, rows  # noqa: E402
 from tiny_models import FAMILIES, NOT_CONVERTIBLE, Family, Sites  # noqa: E402
 
@@ -54,7 +55,13 @@ def test_every_library_is_in_it(table: list[Row]) -> None:
     assert list(dict.fromkeys(row.library for row in table)) == ["transformers", "timm", "open_clip", "torch"]
 
 
-@pytest.mark.parametrize("module", support_table.TABLES[1:])
+def test_every_vision_language_model_is_in_it(table: list[Row]) -> None:
+    names = {type(row.build()).__name__ for row in vision_language_models.MODELS.values()}
+    found = {name for row in table if "vision self" in row.converted for name in row.classes}
+    assert names <= found
+
+
+@pytest.mark.parametrize("module", ["timm_models", "open_clip_models"])
 def test_every_model_of_the_other_tables_is_in_it(module: str, table: list[Row]) -> None:
     names = set(sys.modules[module].MODELS)
     assert names
