@@ -9,6 +9,7 @@ from latte_convert.kernels.base import Kernel
 from latte_convert.registry import Registry
 
 _OURS = {
+    "blocks": "blocks.kernel:BlocksKernel",
     "elu": "rivals.elu:EluKernel",
     "exact": "exact:ExactKernel",
     "fitted": "rivals.fitted:FittedKernel",

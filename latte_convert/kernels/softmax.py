@@ -14,7 +14,8 @@ def softmax_attention(call: AttentionCall) -> Tensor:
     query, key, value, mask, causal, scale = call.query, call.key, call.value, call.mask, call.causal, call.scale
     queries, keys = query.shape[-2], key.shape[-2]
     if call.merged is not None:  # proportional attention (Bolya et al., ICLR 2023): exp(s<q,k>) times the size
-        count = call.merged.size.log().to(query.dtype)[:, None, None]
+        wide = torch.promote_types(query.dtype, torch.float32)
+        count = call.merged.size.to(wide).log().to(query.dtype)[:, None, None]
         return F.scaled_dot_product_attention(query, key, value, attn_mask=count, scale=scale)
     if mask is None and (not causal or queries == keys):
         return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)

@@ -20,9 +20,12 @@ HEADS, DIM, SCALE = 2, 16, 0.25
 GRID = (8, 8)
 TOKENS = 1 + GRID[0] * GRID[1]
 LAYOUT = TokenLayout(prefix=1, grid=GRID)
-OPTIONS: dict[str, dict[str, Any]] = {"near_far": {"window": 2, "halo": 1, "clusters": 4, "views": 2}}
-"""What makes a kernel do its own thing on so few tokens: by default near_far runs softmax here."""
-BLOCKWISE = {"monarch", "near_far"}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "blocks": {"window": 8, "region": 12, "blocks": 4},
+    "near_far": {"window": 2, "halo": 1, "clusters": 4, "views": 2},
+}
+"""What makes a kernel do its own thing on so few tokens: by default these run softmax here."""
+BLOCKWISE = {"blocks", "monarch", "near_far"}
 """Kernels for which a masked key still has its place in a block or window: removing it moves the others."""
 every_kernel = pytest.mark.parametrize("name", kernel_names())
 

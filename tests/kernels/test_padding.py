@@ -12,7 +12,7 @@ from latte_convert.attention import AttentionCall, TokenLayout
 from latte_convert.kernels import get_kernel, kernel_names
 
 HEADS, DIM = 2, 16
-SMALL = {"near_far": {"window": 2, "halo": 1, "clusters": 16}}
+SMALL = {"blocks": {"window": 16, "region": 32, "blocks": 8}, "near_far": {"window": 2, "halo": 1, "clusters": 16}}
 
 
 def kernel_of(name: str) -> torch.nn.Module:
@@ -65,7 +65,7 @@ def test_a_small_image_in_a_batch_gives_what_it_gives_alone(name: str, prefix: i
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["near_far", "monarch"])
+@pytest.mark.parametrize("name", ["blocks", "near_far", "monarch"])
 @pytest.mark.parametrize(("length", "pads"), [(200, 20), (160, 40), (107, 80), (150, 1)])
 @torch.no_grad()
 def test_a_padded_text_in_a_bert(name: str, length: int, pads: int) -> None:

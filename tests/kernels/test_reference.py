@@ -1,4 +1,4 @@
-"""Every kernel against its executable specification, outputs and gradients; near_far's and monarch's are their own."""
+"""Every kernel against its executable specification, outputs and gradients; those of blocks, near_far and monarch are their own."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def specified(kernel: Kernel, *qkv: Tensor, **call: Any) -> Tensor:
 
 
 def test_every_kernel_has_a_specification() -> None:
-    assert set(kernel_names()) == {*REFERENCES, "near_far", "monarch"}
+    assert set(kernel_names()) == {*REFERENCES, "blocks", "near_far", "monarch"}
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)

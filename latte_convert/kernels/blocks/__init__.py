@@ -1,0 +1,1 @@
+"""Nearby keys one by one, and blocks of the others as each window of queries sees them."""
