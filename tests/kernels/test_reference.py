@@ -1,4 +1,4 @@
-"""Every kernel against its executable specification, outputs and gradients; those of blocks, near_far and monarch are their own."""
+"""Every kernel against its executable specification, outputs and gradients; blocks, near_far and monarch apart."""
 
 from __future__ import annotations
 

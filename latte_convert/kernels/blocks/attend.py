@@ -44,13 +44,13 @@ class Blocks(NamedTuple):
         rows: ``(G, C·m, d + dv)``: keys and values.
         level: ``(G, C·m)``, as that of tokens.
         place: ``(G, halo + W·n + halo)``, int64: row of the token at each place of the line.
-        count: C.
+        number: C.
     """
 
     rows: Tensor
     level: Tensor
     place: Tensor
-    count: int
+    number: int
 
 
 class Attended(NamedTuple):
@@ -114,17 +114,17 @@ def summarise(
     heads, windows, _ = mean.shape
     none = lowest(mean)
     logits = torch.baddbmm(blocks.level[..., None], blocks.rows[..., :head_dim], mean.mT, alpha=scale)
-    logits = logits.scatter(1, place.mT, none).reshape(heads * blocks.count, -1, windows)
+    logits = logits.scatter(1, place.mT, none).reshape(heads * blocks.number, -1, windows)
     top = logits.amax(1, keepdim=True)
     weights = (logits - top).exp()
     mass = weights.sum(1, keepdim=True)
     weights = weights / mass
-    seen = weights.mT @ blocks.rows.reshape(heads * blocks.count, -1, blocks.rows.shape[2])
-    seen = seen.unflatten(0, (heads, blocks.count)).transpose(1, 2)
-    key, value = seen.split([head_dim, seen.shape[3] - head_dim], dim=3)
-    level = (top + mass.log())[:, 0].unflatten(0, (heads, blocks.count)).mT
+    seen = weights.mT @ blocks.rows.reshape(heads * blocks.number, -1, blocks.rows.shape[2])
+    seen = seen.view(heads, blocks.number, windows, -1).transpose(1, 2)
+    key, value = seen[..., :head_dim], seen[..., head_dim:]
+    level = (top + mass.log()).view(heads, blocks.number, windows).mT
     level = level - scale * (key @ mean[..., None])[..., 0]
-    empty = top[:, 0].unflatten(0, (heads, blocks.count)).mT <= none / 2
+    empty = top.view(heads, blocks.number, windows).mT <= none / 2
     return key, value, level.masked_fill(empty, none)
 
 
@@ -144,7 +144,7 @@ def _mix(near: Attended, far: Attended, query: Tensor, tokens: Tokens, scale: fl
     """One softmax over the keys of both and the prefix, ``(G, W, n, dv)``."""
     key, value = tokens.first_key, tokens.first_value
     rows = query.flatten(1, 2)
-    logits = torch.baddbmm(tokens.first_level[:, None], rows, key.mT, alpha=scale).unflatten(1, query.shape[1:3])
+    logits = torch.baddbmm(tokens.first_level[:, None], rows, key.mT, alpha=scale).view(*query.shape[:3], -1)
     weights = torch.cat([near.total, far.total, logits], dim=-1).softmax(-1)
     out = near.out * weights[..., :1] + far.out * weights[..., 1:2]
     return torch.baddbmm(out.flatten(1, 2), weights[..., 2:].flatten(1, 2), value).view_as(out)
@@ -158,7 +158,7 @@ def _mean(query: Tensor, level: Tensor) -> Tensor:
 
 def _chunks(tokens: Tokens, blocks: Blocks, slices: Slices) -> Iterator[slice]:
     """Windows to attend from in one go."""
-    each = blocks.rows.shape[1] + blocks.count * blocks.rows.shape[2] + slices.size * (blocks.count + slices.region)
+    each = blocks.rows.shape[1] + blocks.number * blocks.rows.shape[2] + slices.size * (blocks.number + slices.region)
     step = max(1, block_size(tokens.key) // (each * len(tokens.key)))
     step = ceil(slices.number / ceil(slices.number / step))
     for first in range(0, slices.number, step):

@@ -20,8 +20,8 @@ key that stands for several tokens (``AttentionCall.merged``) counts as often, h
 **Blocks** are halves of halves: the keys of a head are cut in two at the median along the direction in which they
 differ most, again and again. Equal blocks make one batched product of all summaries.
 
-**Cost.** With ``W = N/n`` windows, regions of ``r`` and ``C`` blocks, ``N·(r + C + prefix + 1.5·W)`` products of a query
-and a key. Where softmax itself is no dearer, it is what runs.
+**Cost.** With ``W = N/n`` windows, regions of ``r`` and ``C`` blocks, ``N·(r + C + prefix + 1.5·W)`` products of a
+query and a key. Where softmax itself is no dearer, it is what runs.
 """
 
 from __future__ import annotations
@@ -136,8 +136,15 @@ def _attend(call: AttentionCall, slices: Slices, count: int) -> Tensor:
             x[samples].repeat_interleave(len(many), dim=0) for x in (line, back, inner, level[:, :prefix])
         )
         query, key, value = (x[samples, some].flatten(0, 1) for x in (call.query, call.key, call.value))
-        rows = (take(x, at).to(wide) for x in (query, key[:, prefix:], value[:, prefix:]))
-        tokens = Tokens(*rows, along, key[:, :prefix].to(wide), value[:, :prefix].to(wide), first)
+        tokens = Tokens(
+            *(
+                take(query, at).to(wide),
+                take(key[:, prefix:], at).to(wide),
+                take(value[:, prefix:], at).to(wide),
+                along,
+            ),
+            *(key[:, :prefix].to(wide), value[:, :prefix].to(wide), first),
+        )
         parts.append(take(attend_windows(tokens, slices, count, call.scale), back_to).to(call.query.dtype))
     return torch.cat(parts).reshape(batch, heads, queries, -1)
 

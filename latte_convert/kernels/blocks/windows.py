@@ -52,7 +52,8 @@ class Slices(NamedTuple):
 
     def windows(self, rows: Tensor) -> Tensor:
         """``(G, halo + W·n + halo, ...)`` to ``(G, W, n, ...)``, a view."""
-        return rows[:, self.halo : self.halo + self.padded].unflatten(1, (self.number, self.size))
+        own = rows[:, self.halo : self.halo + self.padded]
+        return own.view(len(rows), self.number, self.size, *rows.shape[2:])
 
     def regions(self, rows: Tensor) -> Tensor:
         """``(G, halo + W·n + halo, ...)`` to ``(G, W, n + 2·halo, ...)``, a view with overlaps."""
