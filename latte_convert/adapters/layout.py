@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
@@ -32,6 +32,8 @@ from latte_convert.errors import CheckpointError
 MOST_PREFIX = 16
 """Most tokens before a grid that are inferred where the model does not say how many there are."""
 _NOTES = "latte_sizes"  # attribute of the memory of a tensor
+_TELLS = "pos_embed_grid_size"
+"""Attribute of timm's NaFlexEmbeds, which may embed patches by a linear layer, and returns the size of their grid."""
 _graph_task = compat.GRAPH_TASK.get() or (lambda: -1)
 
 Size = tuple[int, ...]
@@ -95,9 +97,21 @@ class MapSize(_Watch):
         """Put the hook on a convolution."""
         return module.register_forward_hook(self)
 
-    def __call__(self, _module: nn.Module, _args: Any, output: Tensor) -> None:
-        """Note the size of ``output``, ``(B, C, height, width)`` or ``(B, C, frames, height, width)``."""
-        size = tuple(plain(side) for side in output.shape[2:])
+    def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        """Note the size of ``output``.
+
+        Args:
+            output: ``(B, C, height, width)`` or ``(B, C, frames, height, width)``; or tokens and the size of their
+                grid, None where there is none.
+        """
+        if isinstance(output, Tensor):
+            self.saw(output.shape[2:])
+        elif output[1] is not None:
+            self.saw(output[1])
+
+    def saw(self, sides: Iterable[int]) -> None:
+        """Note the size of a map."""
+        size = tuple(plain(side) for side in sides)
         if torch.compiler.is_compiling():
             self._latest, self._compiled = size, True
         else:
@@ -128,6 +142,21 @@ class MapSize(_Watch):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
         self.__dict__.update(state)
+
+
+class InputSize(MapSize):
+    """Notes the size of the map that an attention module is given, ``(B, height, width, C)``, as SAM 2 does."""
+
+    attribute = "latte_input_size"
+
+    def register(self, module: nn.Module) -> Any:
+        """Put the hook on an attention module."""
+        return module.register_forward_pre_hook(self._before, with_kwargs=True)
+
+    def _before(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        tokens = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+        if tokens is not None and tokens.dim() == 4:
+            self.saw(tokens.shape[1:3])
 
 
 class Entry(_Watch):
@@ -248,7 +277,8 @@ def watch(
         entry = Entry.on(model.get_submodule(name), undo)
         outside = [seen for found, seen in maps.items() if not f"{found}.".startswith(f"{name}.")]
         entry.maps = list(dict.fromkeys([*entry.maps, *outside]))
-    return SiteLayout(prefix if image else None, cross, tuple(maps.values()))
+    own = [InputSize.on(model.get_submodule(site), undo)] if image else []
+    return SiteLayout(prefix if image else None, cross, (*maps.values(), *own))
 
 
 def _on_the_way(model: nn.Module, site: str) -> Iterator[str]:
@@ -270,7 +300,7 @@ def _convolutions(model: nn.Module, site: str) -> list[str]:
         if reached and not inside:
             break
         reached = reached or inside
-        if isinstance(module, nn.Conv2d | nn.Conv3d):
+        if isinstance(module, nn.Conv2d | nn.Conv3d) or hasattr(module, _TELLS):
             (own if inside else before).append(name)
     return before[::-1] + own
 

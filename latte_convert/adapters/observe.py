@@ -8,7 +8,7 @@ can serve, and what nothing reads, is not eligible, with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from latte_convert.adapters.host import Host
 from latte_convert.attention import AttentionSite, CallShape, Handler, SiteCall
 from latte_convert.data.feed import Inputs, call
 
-UNREAD = "unused: nothing that the model puts out depends on it"
+UNREAD = "unused: what the model is for ({}) does not depend on it"
 Outputs = Callable[[Any, Inputs], Mapping[str, Tensor]]
 """The outputs that stand for a model, of what it returned for some inputs."""
 
@@ -31,11 +31,13 @@ class _Seen:
         shape: Shape of the first call; None before it.
         reason: Why no kernel can serve the site, or None.
         read: Whether an output depends on it.
+        judges: Names of the outputs that were looked at.
     """
 
     shape: CallShape | None = None
     reason: str | None = None
     read: bool = False
+    judges: set[str] = field(default_factory=set)
 
     def note(self, found: SiteCall) -> None:
         self.shape = self.shape or found.shape
@@ -72,7 +74,7 @@ def _corrected(site: AttentionSite, seen: _Seen) -> AttentionSite:
     if shape.queries == 1 < shape.keys and site.tower != "decoder":
         reason = "attention pooling: one query"
     elif not seen.read:
-        reason = UNREAD
+        reason = UNREAD.format(", ".join(sorted(seen.judges)))
     return replace(
         site,
         kind=site.kind if shape.layout.aligned else "cross",
@@ -104,14 +106,15 @@ def _watch(host: Host, inputs: Inputs, outputs: Outputs, seen: Mapping[str, _See
         return handler
 
     with host.watch({name: noting(name) for name in seen}):
-        read = _reached(host, inputs, outputs, marks)
+        judges, read = _reached(host, inputs, outputs, marks)
     read |= _matter(host, inputs, outputs, sorted(called - read))
-    for name in read:
-        seen[name].read = True
+    for name in called:
+        seen[name].judges |= judges
+        seen[name].read |= name in read
 
 
-def _reached(host: Host, inputs: Inputs, outputs: Outputs, marks: Mapping[str, Tensor]) -> set[str]:
-    """The sites whose marks the outputs were computed from, as autograd has it; no activation is kept for that."""
+def _reached(host: Host, inputs: Inputs, outputs: Outputs, marks: Mapping[str, Tensor]) -> tuple[set[str], set[str]]:
+    """The outputs, and the sites whose marks these were computed from, as autograd has it; no activation is kept."""
     nothing = torch.empty(0)
     try:
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda _: nothing, lambda kept: kept):
@@ -126,7 +129,7 @@ def _reached(host: Host, inputs: Inputs, outputs: Outputs, marks: Mapping[str, T
             visited.add(node)
             left += [before for before, _ in node.next_functions]
     leaves = (id(getattr(node, "variable", None)) for node in visited)
-    return {names[leaf] for leaf in leaves if leaf in names}
+    return set(final), {names[leaf] for leaf in leaves if leaf in names}
 
 
 def _matter(host: Host, inputs: Inputs, outputs: Outputs, sites: Sequence[str]) -> set[str]:

@@ -183,8 +183,91 @@ def test_timm_pyramids_and_linear_embeddings() -> None:
     assert found == {**expected, "stages.3.blocks.0.attn": TokenLayout(0, (2, 4))}
     visformer = layouts(build_timm("visformer"), torch.randn(1, 3, 64, 64))
     assert visformer == {"stage2.0.attn": TokenLayout(0, (4, 4)), "stage3.0.attn": TokenLayout(0, (2, 2))}
-    naflex = layouts(build_timm("naflex"), torch.randn(1, 3, 64, 64))
-    assert naflex["blocks.0.attn"] == TokenLayout(4, None)
+    naflex = layouts(build_timm("naflex"), torch.randn(1, 3, 64, 96))
+    assert naflex["blocks.0.attn"] == TokenLayout(4, (4, 6))
+
+
+_VIDEO = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+_CLIP = torch.randn(1, 4, 3, 32, 32)
+
+
+def _pit() -> nn.Module:
+    return create("pit_ti_distilled_224", img_size=64, depth=[1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs", "expected"),
+    [
+        (
+            lambda: hf.VideoMAEModel(hf.VideoMAEConfig(**_VIDEO, intermediate_size=48, num_frames=4)),
+            {"pixel_values": _CLIP},
+            {"encoder.layer.0.attention.attention": "2 x 4 x 4"},
+        ),
+        (
+            lambda: hf.VivitModel(hf.VivitConfig(**_VIDEO, intermediate_size=48, num_frames=4, tubelet_size=[2, 8, 8])),
+            {"pixel_values": _CLIP},
+            {"layers.0.attention": "2 x 4 x 4 + 1 prefix"},
+        ),
+        (
+            lambda: hf.VJEPA2Model(
+                hf.VJEPA2Config(
+                    **_VIDEO, mlp_ratio=2, crop_size=32, frames_per_clip=4, pred_hidden_size=24,
+                    pred_num_attention_heads=4, pred_num_hidden_layers=1,
+                )
+            ),
+            {"pixel_values_videos": _CLIP},
+            {"encoder.layer.0.attention": "2 x 4 x 4"},
+        ),
+        (
+            lambda: hf.XCLIPVisionModel(
+                hf.XCLIPVisionConfig(
+                    **_VIDEO, intermediate_size=48, num_frames=4, mit_hidden_size=32, mit_intermediate_size=48,
+                    mit_num_attention_heads=4, mit_num_hidden_layers=1,
+                )
+            ),
+            {"pixel_values": torch.randn(4, 3, 32, 32)},
+            {"encoder.layers.0.self_attn": "4 x 4 + 2 prefix", "encoder.layers.0.message_attn": "sequence + 1 prefix"},
+        ),
+        (
+            _pit, {"x": torch.randn(1, 3, 64, 64)},
+            {"transformers.0.blocks.0.attn": "7 x 7 + 2 prefix", "transformers.2.blocks.0.attn": "2 x 2 + 2 prefix"},
+        ),
+        (
+            lambda: hf.Sam2HieraDetModel(
+                hf.Sam2HieraDetConfig(
+                    hidden_size=16, num_attention_heads=1, blocks_per_stage=[1, 1, 2, 1], image_size=[128, 96],
+                    embed_dim_per_stage=[16, 32, 64, 128], num_attention_heads_per_stage=[1, 2, 4, 8],
+                    window_size_per_stage=[4, 2, 2, 2], global_attention_blocks=[3],
+                    window_positional_embedding_background_size=[4, 4],
+                )
+            ),
+            {"pixel_values": torch.randn(1, 3, 128, 96)},
+            {"blocks.3.attn": "8 x 6"},
+        ),
+    ],
+    ids=["videomae", "vivit", "vjepa2", "xclip", "pit", "sam2"],
+)  # fmt: skip
+def test_videos_and_pyramids(
+    build: Callable[[], nn.Module], inputs: dict[str, Tensor], expected: dict[str, str]
+) -> None:
+    """Frames are merged two by two by a tubelet; the sizes are those of the strides, worked out by hand."""
+    found = layouts(build().eval(), **inputs)
+    assert {name: str(found[name]) for name in expected} == expected
+
+
+def test_two_scales_side_by_side() -> None:
+    """CrossViT: patches of 12 of all of the image, of 16 of 224 of its pixels."""
+    found = layouts(create("crossvit_tiny_240"), torch.randn(1, 3, 240, 240))
+    assert found["blocks.0.blocks.0.0.attn"] == TokenLayout(1, (20, 20))
+    assert found["blocks.0.blocks.1.0.attn"] == TokenLayout(1, (14, 14))
+
+
+def test_torchvision() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    model = torchvision.models.VisionTransformer(48, 8, 1, 2, 32, 64).eval()
+    assert layouts(model, torch.randn(1, 3, 48, 48)) == {
+        "encoder.layers.encoder_layer_0.self_attention": TokenLayout(1, (6, 6))
+    }
 
 
 @pytest.mark.parametrize("custom", [{}, {"qk_norm": True, "scale_heads": True}], ids=["torch", "own"])

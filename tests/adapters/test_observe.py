@@ -61,7 +61,7 @@ def test_sites_that_nothing_reads() -> None:
     torch.manual_seed(0)
     sites = seen(Model().eval(), x=torch.randn(1, 6, 16))
     assert {name: site.reason for name, site in sites.items()} == {
-        "layers.0.attn": None, "layers.1.attn": None, "layers.2.attn": None, "layers.3.attn": UNREAD,
+        "layers.0.attn": None, "layers.1.attn": None, "layers.2.attn": None, "layers.3.attn": UNREAD.format("logits"),
         "pool.attn": "attention pooling: one query",
     }  # fmt: skip
 

@@ -182,7 +182,7 @@ def _layers(names: str, *found: str) -> dict[str, str]:
     return {names.replace("*", str(layer)): each for layer, each in enumerate(found)}
 
 
-_UNUSED = "unused: nothing that the model puts out depends on it"
+_UNUSED = "unused: what the model is for (logits) does not depend on it"
 _WINDOWED = "windowed attention: it is linear already"
 _TOWER = "model.vision_tower.encoder.layers.*.self_attn"
 _BLOCKS = "model.visual.blocks.*.attn"
