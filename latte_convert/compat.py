@@ -104,6 +104,11 @@ TREE_MAP = Part("torch.utils._pytree:tree_map", _TORCH, "only lists, tuples and 
 DISPATCH_MODE = Part(
     "torch.utils._python_dispatch:TorchDispatchMode", _TORCH, "memory outside of CUDA cannot be metered"
 )
+EXPORTING = Part(
+    "torch.compiler:is_exporting",
+    _TORCH,
+    "exported loops over samples and blocks fit no other sizes than the example's",
+)  # since 2.7
 GRAPH_TASK = Part(
     "torch:_C._current_graph_task_id", _TORCH,
     "a recomputation under gradient checkpointing takes the size of the latest image for its own",
@@ -116,6 +121,10 @@ GPT2_LINEAR = Part(
 OUTPUTS_ASKED_FOR = Part(
     "transformers.utils.output_capturing:_active_collector", _TRANSFORMERS,
     "attention weights are computed only where a call passes output_attentions on to its layers",
+)  # fmt: skip
+MASK_LEFT_OUT = Part(
+    "transformers.masking_utils:_ignore_bidirectional_mask_sdpa", _TRANSFORMERS,
+    "an exported graph adds a mask that hides nothing to N² logits of every exact layer",
 )  # fmt: skip
 NORMALIZER = "transformers.models.whisper.english_normalizer"
 ENGLISH = Part(f"{NORMALIZER}:EnglishTextNormalizer", _TRANSFORMERS, "word error rates cannot be computed")

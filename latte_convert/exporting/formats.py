@@ -13,6 +13,7 @@ from torch import Tensor
 from latte_convert.compat import require
 from latte_convert.errors import CheckpointError, UsageError, first_line
 from latte_convert.exporting.graph import quiet_torch
+from latte_convert.exporting.operators import translations
 from latte_convert.exporting.parts import Part
 
 Run = Callable[[dict[str, Tensor]], tuple[Tensor, ...]]
@@ -87,6 +88,7 @@ class Onnx(Format):
                     input_names=list(part.inputs.example),
                     output_names=list(part.outputs),
                     verbose=False,
+                    custom_translation_table=translations(),
                 )
         except Exception as error:  # the translator meets an operator that it does not know, or a shape it cannot tell
             raise CheckpointError(f"{type(part.model).__name__} has no form in ONNX: {first_line(error)}") from error

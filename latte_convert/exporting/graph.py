@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from latte_convert import compat
 from latte_convert.errors import CheckpointError, first_line, is_shortage
 from latte_convert.exporting.parts import Part
 
@@ -24,12 +25,35 @@ def capture(part: Part) -> Any:
     # The last size is none that a model treats apart: neither its own nor square.
     inputs = part.inputs.make(2, part.inputs.sizes()[-1])
     try:
-        with torch.no_grad(), quiet_torch():
+        with torch.no_grad(), quiet_torch(), _no_idle_masks():
             return torch.export.export(part, (), inputs, dynamic_shapes=part.inputs.axes())
     except Exception as error:  # whatever a model's own code does with tensors that have no values
         if is_shortage(error):
             raise
         raise CheckpointError(f"{type(part.model).__name__} cannot be exported: {first_line(error)}") from error
+
+
+@contextmanager
+def _no_idle_masks() -> Iterator[None]:
+    """Have Transformers leave out a mask that hides nothing, as it does outside of an export."""
+    if compat.MASK_LEFT_OUT.get() is None:
+        yield
+        return
+    import transformers.masking_utils
+
+    masks: Any = transformers.masking_utils
+    own = masks._ignore_bidirectional_mask_sdpa
+
+    def left_out(padding_mask: Any, kv_length: int, local_attention_size: int | None = None) -> bool:
+        return bool(padding_mask is None and local_attention_size is None) or own(
+            padding_mask, kv_length, local_attention_size
+        )
+
+    masks._ignore_bidirectional_mask_sdpa = left_out
+    try:
+        yield
+    finally:
+        masks._ignore_bidirectional_mask_sdpa = own
 
 
 @contextmanager

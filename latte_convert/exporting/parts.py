@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from latte_convert.data.samples import Modality, Sample
 from latte_convert.errors import UsageError
 from latte_convert.exporting.inputs import Images, Inputs, Sound, Texts, Together
 from latte_convert.exporting.subject import Subject
+
+logger = logging.getLogger("latte_convert")
 
 _MODALITIES: dict[str, Modality] = {"vision": "image", "text": "text"}
 _EMBEDS = {"vision": "image_embeds", "text": "text_embeds"}
@@ -66,16 +69,29 @@ def tower_names(subject: Subject) -> tuple[str, ...]:
     return ()
 
 
-def make_parts(subject: Subject, towers: list[str], *, size: Size) -> list[Part]:
+@dataclass(frozen=True)
+class Size:
+    """What the user fixes.
+
+    Attributes:
+        images: Whether images have the subject's resolution; otherwise any, where model and kernels hold it.
+        tokens: Tokens of every text; None: any number.
+    """
+
+    images: bool = False
+    tokens: int | None = None
+
+
+def make_parts(subject: Subject, towers: list[str], size: Size) -> list[Part]:
     """The parts that were asked for.
 
     Args:
         subject: The opened model.
         towers: Names of towers; empty for the whole model.
-        size: Which sizes stay open.
+        size: What is fixed.
 
     Raises:
-        UsageError: There is no such tower.
+        UsageError: There is no such tower; or kernels in it want texts of a fixed number of tokens.
         CheckpointError: The checkpoint does not say how its inputs are prepared.
     """
     known = tower_names(subject)
@@ -86,24 +102,13 @@ def make_parts(subject: Subject, towers: list[str], *, size: Size) -> list[Part]
     return [_part(subject, tower, size) for tower in towers or [""]]
 
 
-@dataclass(frozen=True)
-class Size:
-    """Which sizes stay open.
-
-    Attributes:
-        images: Whether images may have any size; otherwise they have the checkpoint's, or that of the subject.
-        tokens: Tokens of every text; None: any number.
-    """
-
-    images: bool = True
-    tokens: int | None = None
-
-
 def _part(subject: Subject, tower: str, size: Size) -> Part:
     source, model = subject.source, subject.model
     if len(source.modalities) > 1:
         chosen = [_MODALITIES[tower]] if tower else list(source.modalities)
         made = [_inputs(subject, modality, size) for modality in chosen]
+        for each, modality in zip(made, chosen, strict=True):
+            each.batch = "batch_size" if tower else f"{modality}_batch_size"
         inputs = made[0] if tower else Together(made)
         method = source.processor(chosen[0]).method(model) if tower else "forward"
         return Part(tower, model, inputs, _named(method, inputs, _EMBEDS.get(tower)))
@@ -138,21 +143,68 @@ def _inputs(subject: Subject, modality: Modality, size: Size) -> Inputs:
     batch = processor.prepare(_sample(modality, processor.sampling_rate), model)
     tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
     constants = {name: value for name, value in batch.items() if not isinstance(value, Tensor)}
+    towers = processor.towers(model)
+    held = _held(subject, towers)
     if modality == "text":
-        longest = next(iter(tensors.values())).shape[1]
-        pad = getattr(processor.apply, "pad_token_id", None) or 0
-        if size.tokens is not None:
-            if not 4 <= size.tokens <= longest:
-                raise UsageError(f"--tokens {size.tokens} does not fit {subject.name}: give 4 to {longest}.")
-            tensors = {n: torch.cat([v[:, : size.tokens - 1], v[:, -1:]], 1) for n, v in tensors.items()}
-        return Texts(tensors, constants, open=size.tokens is None, pad=pad, longest=longest)
+        return _texts(subject, tensors, constants, getattr(processor.apply, "pad_token_id", None) or 0, size, held)
     if modality == "audio":
         return Sound(tensors, constants)
     name, pixels = next((n, v) for n, v in tensors.items() if v.dim() == 4)
     method = getattr(model, processor.method(model))
-    if size.images and "interpolate_pos_encoding" in inspect.signature(method).parameters:
+    free = not size.images and _any_size(subject)
+    if free and held is not None:
+        height, width = pixels.shape[2:]
+        logger.warning("images have %d x %d px: %s. --resolution exports another size", height, width, held.reason)
+        free = False
+    if free and "interpolate_pos_encoding" in inspect.signature(method).parameters:
         constants["interpolate_pos_encoding"] = True
-    return Images({name: pixels}, constants, open=size.images, patch=_patch(model))
+    return Images({name: pixels}, constants, open=free, patch=_patch(model))
+
+
+def _texts(
+    subject: Subject, tensors: dict[str, Tensor], constants: dict[str, Any], pad: int, size: Size, held: Held | None
+) -> Texts:
+    longest = next(iter(tensors.values())).shape[1]
+    if size.tokens is None:
+        if held is not None:
+            raise UsageError(f"{held.reason}: fix the number of tokens of every text with --tokens, up to {longest}.")
+        return Texts(tensors, constants, open=True, pad=pad, longest=longest)
+    if not 4 <= size.tokens <= longest:
+        raise UsageError(f"--tokens {size.tokens} does not fit {subject.name}: give 4 to {longest}.")
+    cut = {name: torch.cat([v[:, : size.tokens - 1], v[:, -1:]], 1) for name, v in tensors.items()}
+    if held is not None and held.whole and cut.pop("attention_mask", None) is not None:
+        logger.warning(
+            "every text has %d tokens and no padding, so that there is no attention_mask: %s", size.tokens, held.reason
+        )
+    return Texts(cut, constants, pad=pad, longest=longest)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Why a part works for one number of tokens only.
+
+    Attributes:
+        reason: A clause.
+        whole: Whether padding cannot stand for fewer tokens either.
+    """
+
+    reason: str
+    whole: bool
+
+
+def _held(subject: Subject, towers: set[str] | None) -> Held | None:
+    reached = [k for name, k in subject.kernels.items() if towers is None or subject.towers[name] in towers]
+    grouping = sorted({kernel.name for kernel in reached if kernel.mixes_queries})
+    if grouping:
+        return Held(f"{' and '.join(grouping)} groups the tokens of an input by how many there are", whole=True)
+    if reached and subject.min_tokens:
+        return Held(f"with fewer than {subject.min_tokens} tokens its layers run exact attention", whole=False)
+    return None
+
+
+def _any_size(subject: Subject) -> bool:
+    """Whether the original takes images of any size."""
+    return subject.source.library == "transformers" or bool(getattr(subject.model, "dynamic_img_size", False))
 
 
 def _patch(model: nn.Module) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,15 +11,18 @@ from typing import Any
 from latte_convert.artifact.files import atomic_directory, check_target, visible, write_json
 from latte_convert.artifact.save import copy_files
 from latte_convert.environment import library_versions, tool_version
-from latte_convert.errors import GateError, OutputError, UsageError, nearest
+from latte_convert.errors import CheckpointError, GateError, OutputError, UsageError, nearest
 from latte_convert.exporting.card import write_card
 from latte_convert.exporting.check import Difference, differences
 from latte_convert.exporting.formats import FORMATS, Format, Onnx
 from latte_convert.exporting.graph import capture
+from latte_convert.exporting.inputs import Images
 from latte_convert.exporting.parts import Part, Size, make_parts
 from latte_convert.exporting.subject import Subject, open_subject
 from latte_convert.progress import Progress, progress_of
 from latte_convert.reading import read_json
+
+logger = logging.getLogger("latte_convert")
 
 RECORD = "export.json"
 """File of an exported directory that says what it is."""
@@ -94,13 +98,13 @@ def export(
     form.prepare()
     check_target(out, overwrite=overwrite, known=_known(out))
     subject = open_subject(model, resolution=resolution, trust_remote_code=trust_remote_code)
-    parts = make_parts(subject, towers, size=Size(images=resolution is None, tokens=tokens))
+    parts = make_parts(subject, towers, Size(images=resolution is not None, tokens=tokens))
     advance = progress_of(progress)("export", 2 * len(parts))
     with atomic_directory(out, overwrite=overwrite) as directory:
         found: list[Difference] = []
         for part in parts:
             file = directory / f"{part.stem}{form.suffix}"
-            form.write(capture(part), part, file)
+            form.write(_captured(part), part, file)
             advance()
             found += differences(part, form.open(file, part))
             advance()
@@ -108,6 +112,20 @@ def export(
         _write_rest(directory, subject, parts, form, to, found)
     files = tuple(out / f"{part.stem}{form.suffix}" for part in parts)
     return Exported(out, files, tuple(found))
+
+
+def _captured(part: Part) -> Any:
+    """The graph of a part; for images of one size, where the model has no graph for all."""
+    try:
+        return capture(part)
+    except CheckpointError as error:
+        if not part.inputs.open or not isinstance(part.inputs, Images):
+            raise
+        part.inputs.open = False
+        program = capture(part)
+        height, width = part.inputs.sizes()[0]
+        logger.warning("images have %d x %d px; for any size, %s", height, width, error)
+        return program
 
 
 def _format(to: str, opset: int | None) -> Format:

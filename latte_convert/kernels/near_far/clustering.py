@@ -52,7 +52,7 @@ def golden_places(counts: Tensor, most: int) -> Tensor:
 
 def take(tokens: Tensor, places: Tensor) -> Tensor:
     """``(G, n, d)`` at places ``(G, s)``: ``(G, s, d)``."""
-    start = tokens.shape[1] * torch.arange(len(tokens), device=tokens.device)[:, None]
+    start = tokens.shape[1] * torch.arange(tokens.shape[0], device=tokens.device)[:, None]
     return tokens.flatten(0, 1).index_select(0, (places + start).flatten()).reshape(*places.shape, -1)
 
 

@@ -131,7 +131,7 @@ def attend_near(
     for strip, logits, values in _windows(query, key, value, seen, tiling, scale, None):
         weights = logits.softmax(-1)
         outs.append(tiling.merge(weights @ values, strip).flatten(0, 1))
-        totals.append(tiling.merge(_total(logits, weights), strip).flatten(0, 1))
+        totals.append(tiling.merge(log_total(logits, weights), strip).flatten(0, 1))
     return Attended(*(torch.cat(x).reshape(*query.shape[:2], -1) for x in (outs, totals)))
 
 
@@ -187,7 +187,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, added: Tensor, scale: flo
     if _FUSED is None or not _serves(query, value):
         logits = torch.baddbmm(added, query, key.mT, alpha=scale)
         weights = logits.softmax(-1)
-        return Attended(weights @ value, _total(logits, weights))
+        return Attended(weights @ value, log_total(logits, weights))
     added = added[:, None].expand(-1, -1, query.shape[1], -1)
     # Its output has the strides of the query, and is wrong where the channels are not next to each other.
     heads = (x[:, None] for x in (query.contiguous(), key, value))
@@ -195,7 +195,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, added: Tensor, scale: flo
     return Attended(out[:, 0], total.reshape(*query.shape[:2], 1))
 
 
-def _total(logits: Tensor, weights: Tensor) -> Tensor:
+def log_total(logits: Tensor, weights: Tensor) -> Tensor:
     """Logarithm of the denominators of a softmax: its largest weight is ``exp(largest logit - total)``.
 
     That weight is at least one over the number of columns, so its logarithm is safe.

@@ -55,10 +55,11 @@ from typing_extensions import Unpack
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import UsageError
 from latte_convert.kernels.base import Extras, Kernel, check_whole
-from latte_convert.kernels.linear import no_autocast
+from latte_convert.kernels.linear import exporting, no_autocast
 from latte_convert.kernels.near_far.clustering import BLOCK, cell_counts
 from latte_convert.kernels.near_far.fields import attend_far, attend_near, attend_together, far_columns, merge
 from latte_convert.kernels.near_far.summary import summarise, summary_products, view_size
+from latte_convert.kernels.near_far.whole import attend_whole
 from latte_convert.kernels.near_far.windows import Places, Tiling
 from latte_convert.kernels.softmax import softmax_attention, softmax_flops
 
@@ -244,7 +245,12 @@ def near_far_attention(
             yield from _attend_block(q, k, v, seen, places, tiling, scale, **settings)
 
     with no_autocast(query.device.type):
-        out = _stack(parts(), query.new_empty(query.shape[:3].numel(), value.shape[3]))
+        if exporting():
+            q, k, v = (tokens.to(wide).flatten(0, 1) for tokens in (query, key, value))
+            seen = None if mask is None else mask[:, None].expand(-1, key.shape[1], -1).flatten(0, 1)
+            out = attend_whole(q, k, v, seen, places, tiling, scale, **settings).to(query.dtype)
+        else:
+            out = _stack(parts(), query.new_empty(query.shape[:3].numel(), value.shape[3]))
     out = out.reshape(*query.shape[:3], value.shape[3])
     return out if mask is None else out.masked_fill(~mask.any(-1)[:, None, None, None], 0)
 

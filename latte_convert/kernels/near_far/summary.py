@@ -82,7 +82,7 @@ def summarise(
     """
     asked = seen if places.paired else None  # padding must not move the mean query
     mean, spread = moments(query, asked)
-    pull = _hide(scale * mean @ key.mT, seen)
+    pull = hide(scale * mean @ key.mT, seen)
     rows, columns = cell_counts(places.cells_of, clusters)
     count = rows * columns
     with torch.no_grad():
@@ -93,10 +93,10 @@ def summarise(
     order = torch.arange(query.shape[1], device=query.device).expand(len(query), 1, -1)
     grouped = query[:, None]
     if views > 1:
-        order = _views(query, moments(key, seen)[1], views, asked)
-        grouped = _in_order(query, order)
-        mean = _means(grouped, order, query.shape[1], asked)
-        pull = _hide(scale * mean @ key.mT, seen)
+        order = views_of(query, moments(key, seen)[1], views, asked)
+        grouped = in_order(query, order)
+        mean = view_means(grouped, order, query.shape[1], asked)
+        pull = hide(scale * mean @ key.mT, seen)
     means, top, own = cluster_means(torch.cat([key, value], dim=-1), pull, assign, count)
     centre, shown = means[..., : key.shape[2]], means[..., key.shape[2] :]
     level = own.masked_fill(own == 0, 1).log() + top - scale * (centre @ mean[..., None]).squeeze(-1)
@@ -105,7 +105,7 @@ def summarise(
 
 
 @torch.no_grad()
-def _views(query: Tensor, spread: Tensor, views: int, asked: Tensor | None) -> Tensor:
+def views_of(query: Tensor, spread: Tensor, views: int, asked: Tensor | None) -> Tensor:
     """Groups of queries that weigh keys alike, ``order`` of ``Summary``: halves of halves.
 
     Each group is cut at the median along the direction in which its queries differ most, as keys with this ``spread``
@@ -145,16 +145,16 @@ def _along(features: Tensor, real: Tensor) -> Tensor:
     return (features @ direction.mT)[..., 0]
 
 
-def _means(rows: Tensor, order: Tensor, queries: int, asked: Tensor | None) -> Tensor:
+def view_means(rows: Tensor, order: Tensor, queries: int, asked: Tensor | None) -> Tensor:
     """Mean of the queries of each view that count, ``(G, V, d)``; 0 where there are none."""
     counted = order < queries
     if asked is not None:
-        counted &= _in_order(asked[..., None], order)[..., 0]
+        counted &= in_order(asked[..., None], order)[..., 0]
     weight = counted[..., None].to(rows.dtype)
     return (rows * weight).sum(2) / weight.sum(2).clamp_min(1)
 
 
-def _in_order(tokens: Tensor, order: Tensor) -> Tensor:
+def in_order(tokens: Tensor, order: Tensor) -> Tensor:
     """``(G, Nq, ·)`` as ``(G, V, m, ·)``; the last token where there is none."""
     return take(tokens, order.flatten(1).clamp_max(tokens.shape[1] - 1)).reshape(*order.shape, -1)
 
@@ -164,7 +164,8 @@ def view_size(queries: int, views: int) -> int:
     return -(-queries // views)
 
 
-def _hide(pull: Tensor, seen: Tensor | None) -> Tensor:
+def hide(pull: Tensor, seen: Tensor | None) -> Tensor:
+    """-inf in the place of what does not count."""
     return pull if seen is None else pull.masked_fill(~seen[:, None], float("-inf"))
 
 

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.kernels.base import Extras, Kernel
 from latte_convert.kernels.fitting import GridStage, Stage
-from latte_convert.kernels.linear import CAUSAL_CHUNK, divided, no_autocast
+from latte_convert.kernels.linear import CAUSAL_CHUNK, divided, exporting, no_autocast
 
 # Tokens whose (d+1)(d+2)/2 features exist at a time.
 CHUNK = 2 * CAUSAL_CHUNK
@@ -110,16 +110,19 @@ class _State:
 
     def add(self, key: Tensor, value: Tensor) -> None:
         """Take in keys, ``(B, H, d + 1, n)``, and their values."""
-        for start in range(0, key.shape[-1], CHUNK):
-            part = slice(start, start + CHUNK)
-            self.squares = self.squares + self.features(key[..., part]) @ value[..., part, :]
+        for keys, values in zip(_chunks(key, -1), _chunks(value, -2), strict=True):
+            self.squares = self.squares + self.features(keys) @ values
         self.plain = self.plain + value.sum(-2, keepdim=True)
 
     def read(self, query: Tensor) -> Tensor:
         """Weighted sums for queries, ``(B, H, d + 1, n)`` to ``(B, H, n, dv + 1)``."""
         squares = self.times * self.squares
-        parts = [query[..., start : start + CHUNK] for start in range(0, max(query.shape[-1], 1), CHUNK)]
-        return torch.cat([self.features(part).mT @ squares for part in parts], dim=-2) + self.plain
+        return torch.cat([self.features(part).mT @ squares for part in _chunks(query, -1)], dim=-2) + self.plain
+
+
+def _chunks(tokens: Tensor, dim: int) -> tuple[Tensor, ...]:
+    """Tokens whose features exist at a time; in a graph for any number of them, all."""
+    return (tokens,) if exporting() else torch.split(tokens, CHUNK, dim)
 
 
 def _bidirectional(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
