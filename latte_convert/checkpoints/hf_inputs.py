@@ -26,7 +26,7 @@ DECODER_TOKENS = 64
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.spm", "tekken.json", "tokenizer.py", "*.tiktoken")
 _TOWERS = {"image": "vision", "text": "text"}
-_METHODS = {"image": "get_image_features", "text": "get_text_features"}
+_METHODS: dict[Modality, str] = {"image": "get_image_features", "text": "get_text_features"}
 
 
 def modalities(cls: Any) -> tuple[Modality, ...]:
@@ -36,9 +36,8 @@ def modalities(cls: Any) -> tuple[Modality, ...]:
         CheckpointError: It takes videos, which are not read here.
     """
     main: dict[str, Modality] = {"pixel_values": "image", "input_ids": "text"}
-    taken = tuple(m for m in _as_tuple(getattr(cls, "input_modalities", ())) if m in ("image", "text"))
-    if len(taken) > 1 and hasattr(cls, "get_image_features"):
-        return ("image", "text")
+    if _has_towers(cls):  # a vision-language model gives no features of texts
+        return tuple(kind for kind, method in _METHODS.items() if hasattr(cls, method))
     name = _as_tuple(cls.main_input_name)[0]
     if name == "pixel_values_videos":
         raise CheckpointError(
@@ -46,6 +45,12 @@ def modalities(cls: Any) -> tuple[Modality, ...]:
             "ready batches, latte_convert.convert(model, batches)."
         )
     return (main.get(name, "audio"),)
+
+
+def _has_towers(cls: Any) -> bool:
+    """Whether samples of one kind go to a tower of the model each, and not to all of it."""
+    taken = _as_tuple(getattr(cls, "input_modalities", ()))
+    return {"image", "text"} <= set(taken) and hasattr(cls, _METHODS["image"])
 
 
 def _as_tuple(value: Any) -> tuple[str, ...]:
@@ -103,12 +108,12 @@ class HFProcessor(Processor):
         self._sizes = {} if resolution is None else _sizes(self.apply, resolution)
 
     def method(self, model: nn.Module) -> str:
-        """The model's forward, or the features of one tower of a two-tower model."""
-        return _METHODS[self.modality] if len(modalities(type(model))) > 1 else "forward"
+        """The model's forward, or the features of one tower of a model with several."""
+        return _METHODS[self.modality] if _has_towers(type(model)) else "forward"
 
     def towers(self, model: nn.Module) -> set[str] | None:
-        """One tower of a two-tower model; else all of it."""
-        return {_TOWERS[self.modality]} if len(modalities(type(model))) > 1 else None
+        """One tower of a model with several; else all of it."""
+        return {_TOWERS[self.modality]} if _has_towers(type(model)) else None
 
     def pixels(self, width: int, height: int) -> float:
         """Pixels of an image once it is resized."""

@@ -14,6 +14,8 @@ import latte_convert
 from latte_convert.adapters.host import Host
 from latte_convert.recipe import Recipe
 
+PHOTOS = Path(__file__).parents[1] / "data" / "photos"
+
 
 def _shifted(batch: dict[str, Tensor], number: int) -> dict[str, Tensor]:
     """Another sample: the same words, other pixels."""
@@ -53,3 +55,23 @@ def test_the_vision_tower_is_converted_saved_and_read_back(name: str, tmp_path: 
         hybrid = model(**batch).logits
         torch.testing.assert_close(again(**batch).logits, hybrid, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(hybrid, original, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_from_a_checkpoint_and_photographs(name: str, tmp_path: Path) -> None:
+    """What photographs reach: the vision tower alone, judged by the features that the language model reads."""
+    build(name).save_pretrained(tmp_path / "model")
+    MODELS[name].processor().save_pretrained(tmp_path / "model")
+    recipe = Recipe(kernel="latte", towers=["vision"], ratio=1.0, samples=4)
+    result = latte_convert.convert(tmp_path / "model", PHOTOS, recipe=recipe, progress=False)
+    reasons = {site.name: site.reason for site in result.report.sites}
+    kept = {site: said for site, said in MODELS[name].sites.items() if said.startswith(("unused", "windowed"))}
+    assert result.report.converted == [site for site in MODELS[name].sites if site not in kept]
+    assert all((reasons[site] or "").startswith(said.partition(":")[0]) for site, said in kept.items())
+    others = {reason for site, reason in reasons.items() if site not in MODELS[name].sites}
+    assert others == {"no samples reach the text tower"}
+    assert result.report.fidelity is not None
+    assert result.report.fidelity.primary.startswith(("vision.pooler_output", "vision.deepstack_features"))
+    out = result.save(tmp_path / "hybrid")
+    assert latte_convert.verify(out).probe_difference is not None
+    latte_convert.load(out)

@@ -171,11 +171,13 @@ class Row:
         build: Makes the model.
         inputs: Makes a batch for it.
         sites: Its attention layers in the vision tower, with the layout of their tokens, or the reason why they stay.
+        processor: Makes its image processor, for images of 32 by 32.
     """
 
     build: Callable[[], nn.Module]
     inputs: Callable[[], Inputs]
     sites: dict[str, str]
+    processor: Callable[[], Any]
 
 
 def _layers(names: str, *found: str) -> dict[str, str]:
@@ -187,28 +189,61 @@ _WINDOWED = "windowed attention: it is linear already"
 _TOWER = "model.vision_tower.encoder.layers.*.self_attn"
 _BLOCKS = "model.visual.blocks.*.attn"
 
+_SIZE = {"height": 32, "width": 32}
+
+
+def _qwen_processor(side: int) -> Callable[[], Any]:
+    return lambda: hf.Qwen2VLImageProcessor(patch_size=8, merge_size=2, min_pixels=side**2, max_pixels=2 * side**2)
+
+
+def _pixtral_processor() -> Any:
+    return hf.PixtralImageProcessor(size={"longest_edge": 32}, patch_size=8)
+
+
 MODELS: dict[str, Row] = {
-    "llava": Row(llava, with_image(16), _layers(_TOWER, "4 x 4 + 1 prefix", _UNUSED)),
-    "llava_onevision": Row(llava_onevision, in_two_scales, _layers(_TOWER, "4 x 4", "4 x 4")),
-    "smolvlm": Row(smolvlm, in_tiles, _layers("model.vision_model.encoder.layers.*.self_attn", "4 x 4", "4 x 4")),
+    "llava": Row(
+        llava, with_image(16), _layers(_TOWER, "4 x 4 + 1 prefix", _UNUSED),
+        lambda: hf.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=_SIZE),
+    ),
+    "llava_onevision": Row(
+        llava_onevision, in_two_scales, _layers(_TOWER, "4 x 4", "4 x 4"),
+        lambda: hf.LlavaOnevisionImageProcessor(size=_SIZE, image_grid_pinpoints=[[32, 32]]),
+    ),
+    "smolvlm": Row(
+        smolvlm, in_tiles, _layers("model.vision_model.encoder.layers.*.self_attn", "4 x 4", "4 x 4"),
+        lambda: hf.SmolVLMImageProcessor(
+            size={"longest_edge": 32}, max_image_size={"longest_edge": 32}, do_image_splitting=False
+        ),
+    ),
     "internvl": Row(
         internvl, with_image(4),
         _layers("model.vision_tower.encoder.layer.*.attention", "4 x 4 + 1 prefix", "4 x 4 + 1 prefix"),
+        lambda: hf.GotOcr2ImageProcessor(size=_SIZE, crop_to_patches=False),
     ),
-    "gemma3": Row(gemma3, with_image(4), _layers(_TOWER, "4 x 4", "4 x 4")),
+    "gemma3": Row(
+        gemma3, with_image(4), _layers(_TOWER, "4 x 4", "4 x 4"), lambda: hf.Gemma3ImageProcessor(size=_SIZE)
+    ),
     "pixtral": Row(
         pixtral, with_image(12, 32, 24, batch=1, image_sizes=torch.tensor([[32, 24]])),
-        _layers("model.vision_tower.transformer.layers.*.attention", "4 x 3", "4 x 3"),
+        _layers("model.vision_tower.transformer.layers.*.attention", "4 x 3", "4 x 3"), _pixtral_processor,
     ),
     "mistral3": Row(
         mistral3, with_image(4, batch=1, image_sizes=torch.tensor([[32, 32]])),
-        _layers("model.vision_tower.transformer.layers.*.attention", "4 x 4", "4 x 4"),
+        _layers("model.vision_tower.transformer.layers.*.attention", "4 x 4", "4 x 4"), _pixtral_processor,
     ),
-    "paligemma": Row(paligemma, with_image(16), _layers(_TOWER, "4 x 4", "4 x 4")),
+    "paligemma": Row(
+        paligemma, with_image(16), _layers(_TOWER, "4 x 4", "4 x 4"), lambda: hf.SiglipImageProcessor(size=_SIZE)
+    ),
     # Patches come in blocks of 2 x 2, one after another: no grid.
-    "qwen2_vl": Row(qwen2_vl, lambda: patches((1, 4, 4)), _layers(_BLOCKS, "sequence", "sequence")),
-    "qwen2_5_vl": Row(qwen2_5_vl, lambda: patches((1, 8, 4)), _layers(_BLOCKS, _WINDOWED, "sequence")),
-    "qwen3_vl": Row(qwen3_vl, lambda: patches((1, 4, 4)), _layers(_BLOCKS, "sequence", "sequence")),
+    "qwen2_vl": Row(
+        qwen2_vl, lambda: patches((1, 4, 4)), _layers(_BLOCKS, "sequence", "sequence"), _qwen_processor(32)
+    ),
+    "qwen2_5_vl": Row(
+        qwen2_5_vl, lambda: patches((1, 8, 4)), _layers(_BLOCKS, _WINDOWED, "sequence"), _qwen_processor(64)
+    ),
+    "qwen3_vl": Row(
+        qwen3_vl, lambda: patches((1, 4, 4)), _layers(_BLOCKS, "sequence", "sequence"), _qwen_processor(32)
+    ),
 }  # fmt: skip
 
 
