@@ -66,12 +66,15 @@ class Result:
         Raises:
             OutputError: ``out`` exists and ``overwrite`` is off, or it cannot be written.
         """
+        from latte_convert.artifact.card import Measured
         from latte_convert.artifact.save import save_artifact
+        from latte_convert.report.card import measured
         from latte_convert.report.write import write_reports
 
-        def describe(directory: Path, fingerprint: str) -> None:
+        def describe(directory: Path, fingerprint: str) -> list[Measured]:
             self.report = self.report.model_copy(update={"artifact_fingerprint": fingerprint})
             write_reports(self.report, directory)
+            return measured(self.report)
 
         return save_artifact(self.model, Path(out), overwrite=overwrite, protect=self.task.protected, describe=describe)
 

@@ -35,6 +35,13 @@ REPORT, BENCH, EVALUATIONS = "report.json", "bench.json", "eval*.json"
 the last."""
 
 
+CARD = "README.md"
+"""The model card, in an artifact."""
+
+ORIGINAL = "original"
+"""Folder of an artifact: the files of the source that the artifact has another version of, byte for byte."""
+
+
 PAGE = "report.html"
 """The report as a page, in an artifact."""
 

@@ -89,8 +89,8 @@ def test_save_load_restore(converted, tiny_dino, photos, tmp_path):
         for site in converted.report.converted
         for name in ("alpha", "delta_q", "delta_k", "beta_q", "beta_k", "sigma")
     }
-    for name in ("config.json", "preprocessor_config.json"):
-        assert (out / name).read_bytes() == (tiny_dino / name).read_bytes()
+    for name in ("original/config.json", "preprocessor_config.json"):
+        assert (out / name).read_bytes() == (tiny_dino / Path(name).name).read_bytes()
 
     back = latte_convert.restore(out, tmp_path / "original")
     restored = load_file(back / "model.safetensors")

@@ -8,6 +8,7 @@ directory converts what it has loaded, so that ``AutoModel``, pipelines and sent
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import shutil
 import tempfile
@@ -33,13 +34,37 @@ def open_doors(modeling: Any) -> None:
 def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def from_pretrained(cls: Any, pretrained_model_name_or_path: Any = None, *args: Any, **kwargs: Any) -> Any:
-        loaded = original(cls, pretrained_model_name_or_path, *args, **kwargs)
-        place = pretrained_model_name_or_path
-        if isinstance(place, str | os.PathLike) and (Path(place) / MANIFEST).is_file():
-            _convert(loaded[0] if isinstance(loaded, tuple) else loaded, Path(place))
+        from latte_convert.checkpoints.mark import without_warning
+
+        with without_warning():
+            loaded = original(cls, pretrained_model_name_or_path, *args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        path = _artifact_of(model, pretrained_model_name_or_path)
+        if path is not None:
+            _convert(model, path)
         return loaded
 
     return from_pretrained
+
+
+def _artifact_of(model: Any, place: Any) -> Path | None:
+    """The artifact that a model was loaded from, if it was: a directory, or a repository of the Hub."""
+    from latte_convert.checkpoints.mark import is_marked
+
+    if isinstance(place, str | os.PathLike) and (Path(place) / MANIFEST).is_file():
+        return Path(place)
+    if not is_marked(model.config):
+        return None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(hf_hub_download(str(place), MANIFEST, revision=getattr(model.config, "_commit_hash", None))).parent
+    except (OSError, HfHubHTTPError, HFValidationError):
+        logging.getLogger("latte_convert").warning(
+            "%s comes from a hybrid, but has no %s: its attention is exact. Load the artifact itself.", place, MANIFEST
+        )
+        return None
 
 
 def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,8 +122,10 @@ def _convert(model: Any, path: Path) -> None:
     from latte_convert.artifact.load import build_kernels
     from latte_convert.artifact.manifest import read_manifest
     from latte_convert.artifact.record import record_loading
+    from latte_convert.checkpoints.mark import remove_mark
     from latte_convert.names import is_ours
 
+    remove_mark(model.config)
     if is_hybrid(model):
         return
     manifest = read_manifest(path)

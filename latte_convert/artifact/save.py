@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from latte_convert.artifact.card import Measured, write_card
 from latte_convert.artifact.check import check_probe, open_source
 from latte_convert.artifact.files import atomic_directory, check_target, visible, write_json
 from latte_convert.artifact.load import open_artifact
@@ -25,16 +26,17 @@ from latte_convert.artifact.probe import renewed_probe
 from latte_convert.artifact.record import Record, recorded
 from latte_convert.artifact.tensors import digest, same_bytes, write_tensors
 from latte_convert.checkpoints.base import Checkpoint
+from latte_convert.checkpoints.mark import CONFIG, mark_config
 from latte_convert.checkpoints.rebuild import is_rebuilt, own_tensors, write_model
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.checkpoints.snapshot import check_unchanged
 from latte_convert.environment import library_versions, tool_version
 from latte_convert.errors import CheckpointError, IntegrityError
-from latte_convert.names import MANIFEST, is_mark, is_ours
+from latte_convert.names import CARD, MANIFEST, ORIGINAL, is_mark, is_ours
 from latte_convert.reading import sha256_file
 from latte_convert.wording import some
 
-Describe = Callable[[Path, str], None]
+Describe = Callable[[Path, str], Sequence[Measured]]
 
 
 def save(model: nn.Module, out: str | Path, *, overwrite: bool = False) -> Path:
@@ -71,7 +73,8 @@ def save_artifact(
         out: Directory to create.
         overwrite: Replace an existing artifact.
         protect: What must survive besides the source.
-        describe: Adds what was measured; it gets the directory in the making and the artifact's fingerprint.
+        describe: Adds what was measured, and returns what the model card shows of it; it gets the directory in the
+            making and the artifact's fingerprint.
     """
     hybrid, record = recorded(model)
     protected = [*protect, *record.protected(out)]
@@ -82,8 +85,7 @@ def save_artifact(
     check_target(out, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20), protect=protected)
     with atomic_directory(out, overwrite=overwrite) as directory, _evaluating(hybrid):
         manifest = _write(hybrid, record, directory)
-        if describe is not None:
-            describe(directory, manifest.fingerprint)
+        write_card(directory, out.name, manifest, describe(directory, manifest.fingerprint) if describe else ())
         written = {MANIFEST, *manifest.files}
         results = {name: sha256_file(directory / name) for name in visible(directory) if name not in written}
         manifest = manifest.model_copy(update={"results": results})
@@ -91,13 +93,12 @@ def save_artifact(
     return out
 
 
-def copy_files(source: Path, names: Iterable[str], directory: Path) -> list[str]:
-    """Copy files byte for byte, by their names relative to ``source``; returns the names."""
-    names = list(names)
-    for name in names:
+def copy_files(files: Mapping[str, Path], directory: Path) -> list[str]:
+    """Copy files byte for byte into a directory, by their names there; returns the names."""
+    for name, source in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, directory / name)
-    return names
+        shutil.copyfile(source, directory / name)
+    return list(files)
 
 
 def kernel_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -113,13 +114,13 @@ class _Content:
     Attributes:
         weights: Whose they are, for the manifest.
         tensors: Them, under the keys of the file.
-        files: What is copied beside them: folder and name.
+        files: What is copied beside them, by name.
         stem: Under which name the library keeps weights.
     """
 
     weights: Literal["source", "in memory"]
     tensors: Mapping[str, Tensor]
-    files: tuple[tuple[Path, str], ...]
+    files: Mapping[str, Path]
     stem: str
 
 
@@ -146,13 +147,13 @@ def _contents(hybrid: nn.Module, record: Record, scratch: Path) -> Iterator[_Con
     source = record.at_hand
     if source is not None:
         yield _Content(record.manifest.weights, source.original_tensors(), _sidecars(source), source.weights_stem)
-    kept = _sidecars(source) if source is not None else ()
+    kept = _sidecars(source) if source is not None else {}
     if record.manifest.module is None and is_rebuilt(hybrid):
         write_model(hybrid, own_tensors(hybrid), scratch)
         written = resolve(scratch)
         # The configuration is that of the model in memory; tokenizer, processor and licence are the source's.
-        files = {name: (folder, name) for folder, name in (*kept, *_sidecars(written))}
-        yield _Content("in memory", written.original_tensors(), tuple(files.values()), written.weights_stem)
+        files = {**kept, **_sidecars(written)}
+        yield _Content("in memory", written.original_tensors(), files, written.weights_stem)
     elif source is None and record.source is not None:
         raise CheckpointError(
             f"{record.source.path} is gone, and a {type(hybrid).__name__} cannot be built without the configuration "
@@ -162,13 +163,13 @@ def _contents(hybrid: nn.Module, record: Record, scratch: Path) -> Iterator[_Con
         yield _Content("in memory", own_tensors(hybrid), kept, source.weights_stem if source else "model")
 
 
-def _sidecars(source: Checkpoint) -> tuple[tuple[Path, str], ...]:
-    return tuple((source.path, name) for name in source.sidecars())
+def _sidecars(source: Checkpoint) -> dict[str, Path]:
+    return {name: source.sidecar(name) for name in source.sidecars()}
 
 
 def _fill(directory: Path, content: _Content, hybrid: nn.Module, draft: Manifest, record: Record) -> Manifest:
     """Write one content and the manifest that goes with it."""
-    names = [name for folder, name in content.files for name in copy_files(folder, [name], directory)]
+    names = _set_apart(copy_files(content.files, directory), directory, draft)
     names += write_tensors({**content.tensors, **kernel_tensors(hybrid)}, directory, content.stem)
     manifest = draft.model_copy(
         update={
@@ -182,6 +183,23 @@ def _fill(directory: Path, content: _Content, hybrid: nn.Module, draft: Manifest
     )
     write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
     return manifest
+
+
+def _set_apart(names: list[str], directory: Path, draft: Manifest) -> list[str]:
+    """Keep as the source had it what the artifact has another version of: the model card, and a marked configuration.
+
+    Returns:
+        The names of all files now.
+    """
+    marked = draft.source.library == "transformers"
+    apart = [name for name in names if name == CARD or (marked and name == CONFIG)]
+    for name in apart:
+        (directory / ORIGINAL).mkdir(exist_ok=True)
+        (directory / name).rename(directory / ORIGINAL / name)
+    if CONFIG in apart:
+        shutil.copyfile(directory / ORIGINAL / CONFIG, directory / CONFIG)
+        mark_config(directory / CONFIG)
+    return [*(name for name in names if name != CARD), *(f"{ORIGINAL}/{name}" for name in apart)]
 
 
 def _unlike(hybrid: nn.Module, directory: Path, manifest: Manifest, record: Record) -> list[str]:

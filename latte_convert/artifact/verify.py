@@ -18,6 +18,7 @@ from latte_convert.artifact.files import atomic_directory, check_target
 from latte_convert.artifact.load import open_artifact
 from latte_convert.artifact.save import copy_files
 from latte_convert.artifact.tensors import write_tensors
+from latte_convert.names import ORIGINAL
 
 
 def verify(
@@ -67,12 +68,14 @@ def restore(directory: str | Path, out: str | Path, *, overwrite: bool = False) 
     source = open_source(path, manifest)
     originals = original_tensors(source, manifest)
     weights = {file.name for file in source.weights}
-    sidecars = [name for name in manifest.files if name not in weights and not name.endswith(".safetensors.index.json")]
+    names = [name for name in manifest.files if name not in weights and not name.endswith(".safetensors.index.json")]
+    apart = {name: path / name for name in names if name.startswith(f"{ORIGINAL}/")}
+    sidecars = {name: path / name for name in names if name not in apart}
+    sidecars |= {name.removeprefix(f"{ORIGINAL}/"): file for name, file in apart.items()}
+    known = [*manifest.files, *sidecars]
     size = sum(t.numel() * t.element_size() for t in originals.values())
-    check_target(
-        target, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20), protect=[path], known=manifest.files
-    )
+    check_target(target, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20), protect=[path], known=known)
     with atomic_directory(target, overwrite=overwrite) as temporary:
-        copy_files(path, sidecars, temporary)
+        copy_files(sidecars, temporary)
         write_tensors(originals, temporary, source.weights_stem)
     return target

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from latte_convert.checkpoints.weights import INDEX, SIDECARS, Place, leads_out, read_file
 from latte_convert.errors import CheckpointError
-from latte_convert.names import MANIFEST, is_ours, is_report
+from latte_convert.names import CARD, MANIFEST, ORIGINAL, is_ours, is_report
 from latte_convert.wording import some
 
 if TYPE_CHECKING:
@@ -179,8 +179,15 @@ class Checkpoint(ABC):
         found = {path for pattern in SIDECARS for path in self.path.glob(pattern) if path.is_file()}
         theirs = {path for path in found if path.name not in {MANIFEST, *indices} and not self._leads_out(path)}
         if self.is_artifact:
-            theirs = {path for path in theirs if not is_report(path.name)}
+            ours = {self.path / CARD}
+            theirs = {path for path in theirs - ours if not is_report(path.name)}
+            theirs |= {self.path / path.name for path in (self.path / ORIGINAL).glob("*")}
         return sorted(path.relative_to(self.path).as_posix() for path in theirs)
+
+    def sidecar(self, name: str) -> Path:
+        """Where a file of ``sidecars`` lies as the source had it."""
+        kept = self.path / ORIGINAL / name
+        return kept if self.is_artifact and kept.is_file() else self.path / name
 
     def _leads_out(self, path: Path) -> bool:
         if leads_out(path, self.path):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from latte_convert import compat
 from latte_convert.checkpoints.base import Checkpoint, check_patches
+from latte_convert.checkpoints.mark import remove_mark
 from latte_convert.checkpoints.quiet import quiet_transformers
 from latte_convert.checkpoints.remote_code import ADVICE, remote_code
 from latte_convert.errors import CheckpointError, first_line, nearest
@@ -94,6 +95,7 @@ class HFCheckpoint(Checkpoint):
                     f"({nearest(str(kind), transformers.CONFIG_MAPPING.keys())})."
                 ) from None
             raise CheckpointError(f"{self.id}: its config.json cannot be used: {first_line(error)}") from None
+        remove_mark(config)
         if getattr(config, "quantization_config", None) is not None:
             raise CheckpointError(f"{self.id} is quantised; give the unquantised checkpoint.")
         for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def take_snapshot(checkpoint: Checkpoint) -> dict[str, str]:
     """SHA-256 of every file of a checkpoint, its weights and what lies beside them, by name."""
     places = {path.name: path for path in checkpoint.weights}
-    places |= {name: checkpoint.path / name for name in checkpoint.sidecars()}
+    places |= {name: checkpoint.sidecar(name) for name in checkpoint.sidecars()}
     return {name: sha256_file(path) for name, path in sorted(places.items())}
 
 

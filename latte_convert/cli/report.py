@@ -117,8 +117,23 @@ def _one(path: Path, out: Path | None, plots: bool, overwrite: bool) -> list[Pat
     for file in (target, data):
         write_report(report, file)
     if path.is_dir():
+        _renew_card(path, report)
         console.next_step(report, path)
     return [target, data, *(write_plots(report, target.parent, target.stem) if plots else [])]
+
+
+def _renew_card(path: Path, report: Report) -> None:
+    """Write the model card of an artifact anew, with what bench and eval have added; an older one has none."""
+    from latte_convert.artifact.card import card_text
+    from latte_convert.artifact.manifest import read_manifest
+    from latte_convert.artifact.results import write_text
+    from latte_convert.names import CARD, MANIFEST, ORIGINAL
+    from latte_convert.report.card import measured
+
+    if (path / MANIFEST).is_file() and CARD not in (manifest := read_manifest(path)).files:
+        base = path / ORIGINAL / CARD
+        text = card_text(path.resolve().name, manifest, base if base.is_file() else None, measured(report))
+        write_text(text, path / CARD)
 
 
 def _check_kept(path: Path, data: Path, report: Report) -> None:

@@ -8,8 +8,7 @@ from latte_convert.exporting.check import Difference
 from latte_convert.exporting.formats import Format
 from latte_convert.exporting.parts import Part
 from latte_convert.exporting.subject import Subject
-
-CARD = "README.md"
+from latte_convert.names import CARD
 
 
 def write_card(directory: Path, subject: Subject, parts: list[Part], form: Format, found: list[Difference]) -> None:

@@ -19,6 +19,7 @@ from latte_convert.exporting.graph import capture
 from latte_convert.exporting.inputs import Images
 from latte_convert.exporting.parts import Part, Size, make_parts
 from latte_convert.exporting.subject import Subject, open_subject
+from latte_convert.names import CARD
 from latte_convert.progress import Progress, progress_of
 from latte_convert.reading import read_json
 
@@ -161,7 +162,7 @@ def _write_rest(
 ) -> None:
     """The processor's files, the card, and the record."""
     source = subject.source
-    copy_files(source.path, [name for name in source.sidecars() if name != "README.md"], directory)
+    copy_files({name: source.sidecar(name) for name in source.sidecars() if name != CARD}, directory)
     write_card(directory, subject, parts, form, found)
     record: dict[str, Any] = {
         "format": to,
