@@ -55,7 +55,7 @@ class Result:
         """What was converted, how close it is and what it costs, in a few lines."""
         return f"{summarise(self.report)}\n  next      result.save(DIRECTORY)"
 
-    def save(self, out: str | Path, *, overwrite: bool = False) -> Path:
+    def save(self, out: str | Path, *, overwrite: bool = False, adapter: bool = False) -> Path:
         """Save the hybrid as it is now, as ``latte_convert.save`` does, with the report beside it.
 
         ``report`` then names the artifact by its fingerprint.
@@ -76,7 +76,14 @@ class Result:
             write_reports(self.report, directory)
             return measured(self.report)
 
-        return save_artifact(self.model, Path(out), overwrite=overwrite, protect=self.task.protected, describe=describe)
+        return save_artifact(
+            self.model,
+            Path(out),
+            overwrite=overwrite,
+            adapter=adapter,
+            protect=self.task.protected,
+            describe=describe,
+        )
 
 
 def convert(

@@ -60,6 +60,8 @@ def card_text(name: str, manifest: Manifest, base: Path | None, measured: Sequen
     fields: dict[str, Any] = {key: value for key, value in _fields_of(base).items() if key in _KEPT and value}
     if _HUB_ID.fullmatch(source.id):
         fields["base_model"] = source.id
+        if manifest.base is not None:
+            fields["base_model_relation"] = "adapter"
     results = [
         EvalResult(
             task_type=each.task,

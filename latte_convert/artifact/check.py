@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from latte_convert.artifact.adapter import open_base
 from latte_convert.artifact.files import visible
 from latte_convert.artifact.locks import locked, recover
 from latte_convert.artifact.manifest import Manifest, read_manifest
@@ -93,19 +94,28 @@ def check_files(path: Path) -> Manifest:
 
 
 def open_source(
-    path: Path, manifest: Manifest, *, trust_remote_code: bool = False, module: nn.Module | None = None
+    path: Path,
+    manifest: Manifest,
+    *,
+    trust_remote_code: bool = False,
+    module: nn.Module | None = None,
+    base: str | Path | None = None,
 ) -> Checkpoint:
-    """The checkpoint inside an artifact.
+    """The checkpoint inside an artifact, or the base of an adapter.
 
     Args:
         path: The artifact.
         manifest: Its manifest.
         trust_remote_code: Whether Python code that comes with it may run.
         module: What to fill, where no library builds it.
+        base: Another copy of an adapter's base.
 
     Raises:
         IntegrityError: It cannot be used.
+        CheckpointError: An adapter's base is gone.
     """
+    if manifest.base is not None or base is not None:
+        return open_base(path, manifest, base, trust_remote_code)
     try:
         if manifest.module is not None:
             return ModuleCheckpoint(path, manifest.module.kind, module)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from latte_convert.adapters.convert import Applied, is_hybrid
 from latte_convert.adapters.host import Host
+from latte_convert.artifact.adapter import read_adapter
 from latte_convert.artifact.check import artifact_directory, check_files, check_probe, open_source, original_tensors
 from latte_convert.artifact.manifest import Manifest, SiteRecord, read_manifest
 from latte_convert.artifact.record import record_loading
@@ -63,6 +64,7 @@ def load(
     device: str = "cpu",
     trust_remote_code: bool = False,
     allow_import: bool = False,
+    base: str | Path | None = None,
     verify: bool = False,
 ) -> nn.Module:
     """Load a hybrid.
@@ -74,6 +76,7 @@ def load(
         device: Where to put the model.
         trust_remote_code: Run Python code that came with the source checkpoint.
         allow_import: Import and call the function that the artifact names as the builder of such a module.
+        base: For an adapter: another copy of the checkpoint that it belongs to, where the recorded one is gone.
         verify: Check first what ``latte_convert.verify`` checks.
 
     Returns:
@@ -82,13 +85,14 @@ def load(
     Raises:
         IntegrityError: A tensor is missing, unknown, or of another shape than the manifest says; or the original in
             the artifact cannot be loaded.
-        CheckpointError: There is no such directory; or the module it is of was not given, or has other tensors.
+        CheckpointError: There is no such directory; or the module it is of was not given, or has other tensors; or
+            an adapter's base is gone.
     """
     path = artifact_directory(directory)
     if verify:
         check_files(path)
     artifact = open_artifact(
-        path, model=model, device=device, trust_remote_code=trust_remote_code, allow_import=allow_import
+        path, model=model, device=device, trust_remote_code=trust_remote_code, allow_import=allow_import, base=base
     )
     if verify:
         original_tensors(artifact.source, artifact.manifest)
@@ -105,6 +109,7 @@ def open_artifact(
     device: str = "cpu",
     trust_remote_code: bool = False,
     allow_import: bool = False,
+    base: str | Path | None = None,
 ) -> Artifact:
     """Read an artifact without converting its model, to run original and hybrid beside each other.
 
@@ -113,11 +118,8 @@ def open_artifact(
     path = artifact_directory(directory)
     manifest = read_manifest(path)
     module = _module(path, manifest, model, allow_import)
-    source = open_source(path, manifest, trust_remote_code=trust_remote_code, module=module)
-    try:
-        tensors = source.read_tensors()
-    except CheckpointError as error:
-        raise IntegrityError(str(error)) from None
+    source = open_source(path, manifest, trust_remote_code=trust_remote_code, module=module, base=base)
+    tensors = _read(path, manifest, source)
     ours = {key: tensor for key, tensor in tensors.items() if is_ours(key)}
     originals = {key: tensor for key, tensor in tensors.items() if key not in ours}
     kernels = build_kernels(manifest, ours)
@@ -143,6 +145,16 @@ def open_artifact(
         _keep_dtypes(filled, originals)
     filled.to(device)
     return Artifact(path, host, kernels, manifest, source)
+
+
+def _read(path: Path, manifest: Manifest, source: Checkpoint) -> dict[str, Tensor]:
+    """The tensors of a hybrid: all in one place, or the base's and an adapter's."""
+    try:
+        if manifest.base is not None:
+            return {**source.original_tensors(), **read_adapter(path, manifest)}
+        return source.read_tensors()
+    except CheckpointError as error:
+        raise IntegrityError(str(error)) from None
 
 
 def _module(path: Path, manifest: Manifest, given: nn.Module | None, allow_import: bool) -> nn.Module | None:

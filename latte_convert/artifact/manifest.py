@@ -73,6 +73,14 @@ class ProbeRecord(_Model):
     values: list[float]
 
 
+class BaseRecord(_Model):
+    """The checkpoint that an adapter belongs to: where it is, and what its files are."""
+
+    id: str = Field(description="Hub id, or absolute path.")
+    revision: str | None = Field(description="Commit of the Hub.")
+    files: dict[str, str] = Field(description="SHA-256 of its weights and of the files beside them, by name.")
+
+
 class Manifest(_Model):
     """Contents of ``latte.json``."""
 
@@ -85,6 +93,9 @@ class Manifest(_Model):
     )
     module: ModuleRecord | None = Field(
         default=None, description="For a module that no library builds from a configuration."
+    )
+    base: BaseRecord | None = Field(
+        default=None, description="For an adapter, which holds only what was converted: the checkpoint to put it into."
     )
     recipe: dict[str, Any]
     calibration: CalibrationRecord

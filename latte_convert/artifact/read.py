@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from latte_convert.artifact.adapter import kernel_files
 from latte_convert.artifact.check import open_source
 from latte_convert.artifact.manifest import Manifest
 from latte_convert.errors import CheckpointError, IntegrityError
@@ -16,7 +17,7 @@ def site_parameters(directory: Path, manifest: Manifest) -> dict[str, dict[str, 
 
     parameters: dict[str, dict[str, str]] = {site.name: {} for site in manifest.sites}
     try:
-        for file in open_source(directory, manifest).weights:
+        for file in kernel_files(directory, manifest) if manifest.base else open_source(directory, manifest).weights:
             with safe_open(file, framework="numpy") as tensors:
                 for key in filter(is_ours, tensors.keys()):
                     site, _, name = key.rpartition(".latte.")

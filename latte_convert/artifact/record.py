@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from latte_convert.adapters.convert import Applied, is_hybrid
+from latte_convert.artifact.adapter import record_base
 from latte_convert.artifact.manifest import CalibrationRecord, Manifest, ModuleRecord, SiteRecord, SourceRecord
 from latte_convert.artifact.probe import record_probe
 from latte_convert.data.samples import fingerprint
@@ -47,6 +48,14 @@ class Record:
         source = self.source
         there = source is not None and all(file.is_file() for file in source.weights)
         return source if there else None
+
+    def as_adapter(self) -> Record:
+        """The record of the same hybrid, to be saved beside a reference to its source.
+
+        Raises:
+            CheckpointError: It has none that can be found again.
+        """
+        return replace(self, manifest=self.manifest.model_copy(update={"base": record_base(self.at_hand)}))
 
     def protected(self, out: Path) -> list[Path]:
         """What saving to ``out`` must not replace: the source, unless it is the artifact that is being renewed."""
@@ -105,7 +114,7 @@ def _import_path(kind: type) -> str:
 
 def record_loading(model: nn.Module, manifest: Manifest, source: Checkpoint, applied: Applied) -> None:
     """Have a model that was converted from an artifact carry the artifact's record, until that is undone."""
-    model.__dict__[RECORD] = Record(manifest, source)
+    model.__dict__[RECORD] = Record(manifest.model_copy(update={"base": None}), source)
     applied.on_undo(lambda: model.__dict__.pop(RECORD, None) and None)
 
 

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from latte_convert.artifact.adapter import STEM
 from latte_convert.artifact.card import Measured, write_card
 from latte_convert.artifact.check import check_probe, open_source
 from latte_convert.artifact.files import atomic_directory, check_target, visible, write_json
@@ -39,23 +40,24 @@ from latte_convert.wording import some
 Describe = Callable[[Path, str], Sequence[Measured]]
 
 
-def save(model: nn.Module, out: str | Path, *, overwrite: bool = False) -> Path:
+def save(model: nn.Module, out: str | Path, *, overwrite: bool = False, adapter: bool = False) -> Path:
     """Save a hybrid: what ``convert`` or ``load`` returned, trained or cast since, or a copy of it.
 
     Args:
         model: The hybrid; wrappers without tensors of their own (``DataParallel``, ``torch.compile``) may be around it.
         out: Directory to create.
         overwrite: Replace an existing artifact; it stays until the new one is complete.
+        adapter: Write only what was converted, beside a pinned reference to the source; ``load`` finds or fetches it.
 
     Returns:
         ``out``.
 
     Raises:
         CheckpointError: ``model`` is no hybrid, or cannot be built again from a directory; or the checkpoint that it
-            was converted from has changed since.
+            was converted from has changed since; or an adapter has no source to point to, or other weights than it.
         OutputError: ``out`` exists and ``overwrite`` is off, or it cannot be written.
     """
-    return save_artifact(model, Path(out), overwrite=overwrite)
+    return save_artifact(model, Path(out), overwrite=overwrite, adapter=adapter)
 
 
 def save_artifact(
@@ -63,6 +65,7 @@ def save_artifact(
     out: Path,
     *,
     overwrite: bool = False,
+    adapter: bool = False,
     protect: Iterable[Path] = (),
     describe: Describe | None = None,
 ) -> Path:
@@ -72,6 +75,7 @@ def save_artifact(
         model: The hybrid.
         out: Directory to create.
         overwrite: Replace an existing artifact.
+        adapter: Write only what was converted.
         protect: What must survive besides the source.
         describe: Adds what was measured, and returns what the model card shows of it; it gets the directory in the
             making and the artifact's fingerprint.
@@ -81,7 +85,10 @@ def save_artifact(
     check_target(out, overwrite=overwrite, protect=protected)
     if record.manifest.module is None:
         is_rebuilt(hybrid)
-    size = sum(t.numel() * t.element_size() for t in hybrid.state_dict().values())
+    if adapter:
+        record = record.as_adapter()
+    tensors = kernel_tensors(hybrid) if adapter else hybrid.state_dict()
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
     check_target(out, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20), protect=protected)
     with atomic_directory(out, overwrite=overwrite) as directory, _evaluating(hybrid):
         manifest = _write(hybrid, record, directory)
@@ -135,11 +142,14 @@ def _write(hybrid: nn.Module, record: Record, directory: Path) -> Manifest:
                 check_unchanged(record.at_hand, record.snapshot)
             if not changed:
                 return manifest
+            if manifest.base is not None:
+                break
             for path in directory.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     raise CheckpointError(
         f"this {type(hybrid).__name__} cannot be saved: built again from the directory, it differs from the model in "
         f"memory ({some(changed)}). Nothing was written."
+        + (" An adapter has no place for weights that are not the source's: save it whole." if manifest.base else "")
     )
 
 
@@ -169,8 +179,12 @@ def _sidecars(source: Checkpoint) -> dict[str, Path]:
 
 def _fill(directory: Path, content: _Content, hybrid: nn.Module, draft: Manifest, record: Record) -> Manifest:
     """Write one content and the manifest that goes with it."""
-    names = _set_apart(copy_files(content.files, directory), directory, draft)
-    names += write_tensors({**content.tensors, **kernel_tensors(hybrid)}, directory, content.stem)
+    kernels = kernel_tensors(hybrid)
+    if draft.base is not None:
+        names = write_tensors(kernels, directory, STEM) if kernels else []
+    else:
+        names = _set_apart(copy_files(content.files, directory), directory, draft)
+        names += write_tensors({**content.tensors, **kernels}, directory, content.stem)
     manifest = draft.model_copy(
         update={
             "tool_version": tool_version(),

@@ -105,7 +105,16 @@ class HFProcessor(Processor):
                 f"its {files} ({first_line(error)})."
             ) from None
         self.sampling_rate: int | None = getattr(self.apply, "sampling_rate", None)
-        self._sizes = {} if resolution is None else _sizes(self.apply, resolution)
+        self._sizes = {} if resolution is None else self._scaled(identifier, resolution)
+
+    def _scaled(self, identifier: str, resolution: int) -> dict[str, dict[str, int]]:
+        try:
+            return _sizes(self.apply, resolution)
+        except Exception as error:  # sizes of any type
+            raise CheckpointError(
+                f"{identifier}: the sizes in its preprocessor_config.json cannot be scaled to another resolution: "
+                f"{error!r}"
+            ) from None
 
     def method(self, model: nn.Module) -> str:
         """The model's forward, or the features of one tower of a model with several."""

@@ -10,6 +10,7 @@ from typing import Any
 from latte_convert.checkpoints.base import Checkpoint
 from latte_convert.checkpoints.weights import SUFFIXES, Place, download, local_directory, read_config, weight_files
 from latte_convert.errors import CheckpointError, nearest
+from latte_convert.names import MANIFEST
 
 
 def resolve(
@@ -95,6 +96,11 @@ def _open(place: Place) -> Checkpoint:
         from latte_convert.checkpoints.open_clip import open_folder as open_clip_folder
 
         return open_clip_folder(place)
+    if (place.path / MANIFEST).is_file() and not (place.path / "config.json").is_file():
+        raise CheckpointError(
+            f"{place.path} is an adapter or holds a plain module, and no whole checkpoint: make one of an adapter with "
+            f"'latte merge {place.path} --out DIR'."
+        )
     config = read_config(place.path / "config.json")
     if "architecture" in config and "model_type" not in config:
         from latte_convert.checkpoints.timm import open_folder as timm_folder

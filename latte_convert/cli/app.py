@@ -29,6 +29,7 @@ app.command("export")(export.export)
 app.command("inspect")(artifact.inspect)
 app.command("verify")(artifact.verify)
 app.command("restore")(artifact.restore)
+app.command("merge")(artifact.merge)
 app.command("report")(report.report)
 app.command("schema")(schema.schema)
 

@@ -1,4 +1,4 @@
-"""Commands on a saved artifact: inspect, verify, restore."""
+"""Commands on a saved artifact: inspect, verify, restore, merge."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ def inspect(directory: options.Directory, json: options.Json = False) -> None:
         return
     source = manifest.source
     console.result(f"source       {source.id}" + (f" @ {source.revision}" if source.revision else ""))
+    if manifest.base is not None:
+        console.result("adapter      of the source: 'latte merge' puts them together")
     console.result(f"class        {source.library}.{source.model_class}")
     console.result(f"made with    latte_convert {manifest.tool_version}")
     console.result(f"min_tokens   {manifest.min_tokens}")
@@ -83,5 +85,28 @@ def restore(
     path = write(directory, out, overwrite=overwrite)
     if json:
         console.document({"restored": str(path)})
+    else:
+        console.result(str(path))
+
+
+def merge(
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="What 'latte convert --adapter' wrote.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Artifact to create.")],
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base", metavar="MODEL", rich_help_panel=options.MODEL, help="Another copy of the model it belongs to."
+        ),
+    ] = None,
+    overwrite: options.Overwrite = False,
+    trust_remote_code: options.Remote = False,
+    json: options.Json = False,
+) -> None:
+    """Put an adapter and its base together: the artifact that a conversion without --adapter had written."""
+    from latte_convert.report.merge import merge as write
+
+    path = write(adapter, out, base=base, overwrite=overwrite, trust_remote_code=trust_remote_code)
+    if json:
+        console.document({"merged": str(path)})
     else:
         console.result(str(path))

@@ -25,6 +25,14 @@ def convert(
         typer.Option("--out", "-o", metavar="DIR", rich_help_panel=options.OUTPUT, help="Artifact to create."),
     ] = None,
     overwrite: options.Overwrite = False,
+    adapter: Annotated[
+        bool,
+        typer.Option(
+            "--adapter",
+            rich_help_panel=options.OUTPUT,
+            help="Write only what was converted, beside a pinned reference to MODEL; 'latte merge' puts them together.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -45,6 +53,8 @@ def convert(
     """
     if out is None and not dry_run:
         raise UsageError("give --out DIR for the artifact, or --dry-run to see the plan only.")
+    if adapter and allow_pickle:
+        raise UsageError("--adapter takes a model with safetensors files: leave out --allow-pickle.")
     loading: dict[str, Any] = {
         "device": device,
         "revision": revision,
@@ -62,7 +72,7 @@ def convert(
     with console.log_to_stderr(), console.progress() as progress:
         outcome = run(model, calib, recipe=recipe, progress=progress, **loading)
         interrupts.heed()
-        outcome.save(out, overwrite=overwrite)
+        outcome.save(out, overwrite=overwrite, adapter=adapter)
     report = outcome.report
     _warn(report)
     console.site_table(report)

@@ -112,5 +112,5 @@ def _version(library: str) -> str | None:
     distribution = {"open_clip": "open_clip_torch", "pil": "pillow"}.get(library, library)
     try:
         return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
+    except (metadata.PackageNotFoundError, ValueError):  # a name out of a configuration
         return None

@@ -69,7 +69,8 @@ def artifact(random: Random, material: Path, work: Path) -> Case:
     """A damaged artifact; in half of the cases its manifest vouches for the damage."""
     name = random.choice((*MODELS, "vit", "vit"))
     copy = shutil.copytree(material / "artifacts" / name, work / "hybrid")
-    before = {path.name: path.read_bytes() for path in copy.iterdir()}
+    files = (path for path in copy.rglob("*") if path.is_file())
+    before = {path.relative_to(copy).as_posix(): path.read_bytes() for path in files}
     names = [each for each in sorted(before) if not each.endswith(".html")]
     weighted = names + [each for each in names if each in ("latte.json", "config.json", "report.json")] * 2
     what = damage_folder(copy, random, weighted)

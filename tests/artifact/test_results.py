@@ -22,7 +22,7 @@ def add_results(artifact: Path) -> None:
     write_files({artifact / name: lambda path, name=name: path.write_bytes(name.encode()) for name in names})
 
 
-EVERY = ["report.json", "report.html", "bench.json", "eval-knn.json", "plots/report-sensitivity.png"]
+EVERY = ["report.json", "report.html", "README.md", "bench.json", "eval-knn.json", "plots/report-sensitivity.png"]
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def measured(artifact: Path) -> Path:
 def test_what_is_written_into_an_artifact_is_recorded(measured):
     assert sorted(read_manifest(measured).results) == sorted(EVERY)
     found = latte_convert.verify(measured)
-    assert (found.files, found.results) == (3, 5)
+    assert (found.files, found.results) == (4, 6)
     before = read_manifest(measured)
     write_files({measured / "bench.json": lambda path: path.write_text("again")})
     assert read_manifest(measured).fingerprint == before.fingerprint, "results are no part of the hybrid"
-    assert latte_convert.verify(measured).results == 5
+    assert latte_convert.verify(measured).results == 6
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -76,7 +76,7 @@ def test_a_file_that_nobody_recorded_is_found(measured, name):
 def test_hidden_files_are_no_part_of_it(measured, name):
     (measured / name).parent.mkdir(parents=True, exist_ok=True)
     (measured / name).write_text("")
-    assert latte_convert.verify(measured).results == 5
+    assert latte_convert.verify(measured).results == 6
 
 
 def test_loading_can_verify(artifact, saved):
@@ -147,7 +147,7 @@ def test_a_kill_at_any_rename_leaves_all_of_the_old_or_all_of_the_new(measured, 
     """Rename 1 is that of the manifest; the files follow."""
     killed = subprocess.run([sys.executable, "-c", KILLED, str(measured), str(stage)], check=False)
     assert killed.returncode == -9
-    assert latte_convert.verify(measured).results == (5 if stage == 1 else 6)
+    assert latte_convert.verify(measured).results == (6 if stage == 1 else 7)
     contents = {name: (measured / name).read_text() for name in ("bench.json", "eval-knn.json")}
     assert contents == {name: name if stage == 1 else "new" for name in contents}
     assert not [path for path in measured.iterdir() if path.name.startswith(".")], "nothing hidden is left"
@@ -159,7 +159,7 @@ def test_a_killed_run_does_not_spoil_the_next_one(measured):
     write_files({measured / "bench.json": lambda path: path.write_text("newest")})
     assert (measured / "bench.json").read_text() == "newest"
     assert (measured / "eval-new.json").read_text() == "new"
-    assert latte_convert.verify(measured).results == 6
+    assert latte_convert.verify(measured).results == 7
 
 
 def test_two_runs_at_once_are_both_recorded(measured):
@@ -170,14 +170,14 @@ def test_two_runs_at_once_are_both_recorded(measured):
     )
     runs = [subprocess.Popen([sys.executable, "-c", code, str(measured), name]) for name in ("a", "b", "c")]
     assert [run.wait() for run in runs] == [0, 0, 0]
-    assert latte_convert.verify(measured).results == 65
+    assert latte_convert.verify(measured).results == 66
 
 
 def test_a_read_only_artifact_verifies(measured):
     for path in (*measured.rglob("*"), measured):
         path.chmod(path.stat().st_mode & ~0o222)
     try:
-        assert latte_convert.verify(measured).results == 5
+        assert latte_convert.verify(measured).results == 6
     finally:
         for path in (measured, *measured.rglob("*")):
             path.chmod(path.stat().st_mode | 0o200)

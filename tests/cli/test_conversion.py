@@ -24,9 +24,11 @@ def test_convert_writes_an_artifact_and_prints_its_path(latte, tiny_dino, photos
     assert "█" in stderr
     assert "held-out samples (4 sites converted)" in stderr
     assert sorted(p.name for p in out.iterdir()) == [
+        "README.md",
         "config.json",
         "latte.json",
         "model.safetensors",
+        "original",
         "preprocessor_config.json",
         "report.html",
         "report.json",
