@@ -97,7 +97,7 @@ def _fields_of(card: Path | None) -> dict[str, Any]:
     from huggingface_hub import ModelCard
 
     try:
-        return ModelCard.load(card).data.to_dict()
+        return dict(ModelCard.load(card).data.to_dict())
     except Exception as error:  # YAML of others can be wrong in many ways
         logging.getLogger("latte_convert").warning("the fields of %s cannot be read: %s", card.name, first_line(error))
         return {}
