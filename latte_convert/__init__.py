@@ -1,8 +1,9 @@
 """Convert pretrained transformers into linear-attention hybrids without training.
 
 ``convert`` makes a hybrid, ``score`` measures how sensitive each attention layer is, ``save`` writes a hybrid as an
-artifact, ``load`` reads one back, ``evaluate`` measures one beside its original, ``export`` writes one as ONNX,
-``verify`` checks one and ``restore`` takes the exact original out of it. ``is_hybrid`` tells a hybrid from an original.
+artifact, ``load`` reads one back, ``push`` uploads one to the Hub, ``evaluate`` measures one beside its original,
+``export`` writes one as ONNX, ``verify`` checks one and ``restore`` takes the exact original out of it. ``is_hybrid``
+tells a hybrid from an original.
 Once this package is imported, Transformers' own ``from_pretrained`` and ``save_pretrained`` read and write hybrids.
 Names are imported on first use, so that ``import latte_convert`` loads no heavy library.
 """
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from latte_convert.adapters.convert import is_hybrid
     from latte_convert.artifact.load import load
+    from latte_convert.artifact.push import push
     from latte_convert.artifact.save import save
     from latte_convert.artifact.verify import restore, verify
     from latte_convert.conversion import Result, convert, score
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
     from latte_convert.recipe import Recipe
 
 __all__ = [
-    "LatteError", "Recipe", "Result", "convert", "evaluate", "export", "is_hybrid", "load", "restore", "save", "score",
-    "verify",
+    "LatteError", "Recipe", "Result", "convert", "evaluate", "export", "is_hybrid", "load", "push", "restore",
+    "save", "score", "verify",
 ]  # fmt: skip
 
 _HOMES = {
@@ -41,6 +43,7 @@ _HOMES = {
     "export": "exporting.run",
     "is_hybrid": "adapters.convert",
     "load": "artifact.load",
+    "push": "artifact.push",
     "restore": "artifact.verify",
     "save": "artifact.save",
     "score": "conversion",

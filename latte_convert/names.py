@@ -35,6 +35,9 @@ REPORT, BENCH, EVALUATIONS = "report.json", "bench.json", "eval*.json"
 the last."""
 
 
+HUB_ID = r"[\w.-]+/[\w.-]+"
+"""Pattern of a repository of the Hub: ``owner/name``."""
+
 CARD = "README.md"
 """The model card, in an artifact."""
 

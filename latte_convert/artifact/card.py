@@ -11,12 +11,11 @@ from typing import Any
 
 from latte_convert.artifact.manifest import Manifest
 from latte_convert.errors import first_line
-from latte_convert.names import CARD, ORIGINAL
+from latte_convert.names import CARD, HUB_ID, ORIGINAL
 from latte_convert.wording import rounded_down, some
 
 _KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag", "datasets")
 """What the hybrid has from its base, as the base's own card says it."""
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _LIBRARIES = {"torch": "pytorch", "open_clip": "open_clip", "timm": "timm", "transformers": "transformers"}
 
 
@@ -58,7 +57,7 @@ def card_text(name: str, manifest: Manifest, base: Path | None, measured: Sequen
 
     source = manifest.source
     fields: dict[str, Any] = {key: value for key, value in _fields_of(base).items() if key in _KEPT and value}
-    if _HUB_ID.fullmatch(source.id):
+    if re.fullmatch(HUB_ID, source.id):
         fields["base_model"] = source.id
         if manifest.base is not None:
             fields["base_model_relation"] = "adapter"
@@ -107,7 +106,9 @@ def _body(name: str, manifest: Manifest, measured: Sequence[Measured]) -> Iterab
     source = manifest.source
     kernels = " and ".join(sorted({f"`{site.kernel}`" for site in manifest.sites})) or "nothing"
     base = (
-        f"[{source.id}](https://huggingface.co/{source.id})" if _HUB_ID.fullmatch(source.id) else Path(source.id).name
+        f"[{source.id}](https://huggingface.co/{source.id})"
+        if re.fullmatch(HUB_ID, source.id)
+        else Path(source.id).name
     )
     at = f" at {source.revision[:12]}" if source.revision else ""
     yield f"# {name}"

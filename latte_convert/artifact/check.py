@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from latte_convert.artifact.tensors import digest
 from latte_convert.checkpoints.base import Checkpoint
 from latte_convert.checkpoints.module import ModuleCheckpoint
 from latte_convert.checkpoints.resolve import resolve
+from latte_convert.checkpoints.weights import download, leads_out
 from latte_convert.errors import CheckpointError, IntegrityError
-from latte_convert.names import MANIFEST
+from latte_convert.names import HUB_ID, MANIFEST
 from latte_convert.reading import is_utf8, sha256_file
 from latte_convert.wording import some
 
@@ -49,6 +51,9 @@ class Verification:
 def artifact_directory(directory: str | Path) -> Path:
     """The directory of an artifact; one that a killed run had only set aside is put back.
 
+    Args:
+        directory: A directory, or the Hub id of an artifact that was pushed: an existing path wins.
+
     Raises:
         CheckpointError: There is none.
     """
@@ -60,6 +65,8 @@ def artifact_directory(directory: str | Path) -> Path:
             recover(path.absolute())
         if path.is_dir():
             return path
+        if isinstance(directory, str) and re.fullmatch(HUB_ID, directory):
+            return download(directory, patterns=["*"])
     except (OSError, ValueError, RuntimeError) as error:  # no name of a file, or no such home
         raise CheckpointError(f"'{directory}' cannot be an artifact: {error}.") from None
     raise CheckpointError(f"there is no artifact at '{directory}'.")
@@ -80,7 +87,7 @@ def check_files(path: Path) -> Manifest:
         recorded = {**manifest.results, **manifest.files}
         for name, expected in recorded.items():
             file = path / name
-            if not file.is_file() or file.is_symlink():
+            if not file.is_file() or leads_out(file, path):
                 raise IntegrityError(f"{path}: '{name}' is missing.")
             if sha256_file(file) != expected:
                 raise IntegrityError(f"{path}: '{name}' is not the file that was saved (its hash differs).")

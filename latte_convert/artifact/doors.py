@@ -110,7 +110,7 @@ def _refuse_push(model: Any) -> None:
 
     raise CheckpointError(
         f"push_to_hub would put another README beside the artifact of this hybrid {type(model).__name__}: save it with "
-        "latte_convert.save(model, directory), and upload that directory with 'hf upload REPO DIRECTORY'."
+        "latte_convert.save(model, directory), and upload that with latte_convert.push(directory, repo)."
     )
 
 

@@ -140,6 +140,7 @@ def locked(path: Path) -> Iterator[None]:
     until = time.monotonic() + _PATIENCE
     while True:
         try:
+            path = path.resolve()  # in the Hub's cache files are links
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:  # a read-only disk: nothing will change there
             yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,9 @@ class Place:
         return replace(self, id=identifier, path=path, file=file, revision=revision)
 
 
-def download(repo: str, revision: str | None, allow_pickle: bool, prefix: str = "") -> Path:
+def download(
+    repo: str, revision: str | None = None, allow_pickle: bool = False, prefix: str = "", patterns: Sequence[str] = ()
+) -> Path:
     """Snapshot of a Hub repository, named by its commit: weights and small files; from the local cache where offline.
 
     Args:
@@ -67,6 +70,7 @@ def download(repo: str, revision: str | None, allow_pickle: bool, prefix: str = 
         revision: Branch, tag or commit.
         allow_pickle: Fetch ``pytorch_model*.bin`` as well.
         prefix: What the library puts before the names of its weight files.
+        patterns: Of the files to fetch instead.
 
     Raises:
         CheckpointError: There is no such repository, or it cannot be reached.
@@ -75,10 +79,10 @@ def download(repo: str, revision: str | None, allow_pickle: bool, prefix: str = 
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     at = f" at revision '{revision}'" if revision else ""
-    patterns = [*SIDECARS, f"{prefix}model*.safetensors"]
-    patterns += [f"{prefix}pytorch_model*.bin"] if allow_pickle else []
+    wanted = [*SIDECARS, f"{prefix}model*.safetensors"]
+    wanted += [f"{prefix}pytorch_model*.bin"] if allow_pickle else []
     try:
-        local = snapshot_download(repo, revision=revision, allow_patterns=patterns)
+        local = snapshot_download(repo, revision=revision, allow_patterns=list(patterns) or wanted)
     except HFValidationError:
         raise CheckpointError(f"'{repo}' is neither an existing path nor a Hub id ('owner/name').") from None
     except LocalEntryNotFoundError:

@@ -30,6 +30,7 @@ app.command("inspect")(artifact.inspect)
 app.command("verify")(artifact.verify)
 app.command("restore")(artifact.restore)
 app.command("merge")(artifact.merge)
+app.command("push")(artifact.push)
 app.command("report")(report.report)
 app.command("schema")(schema.schema)
 

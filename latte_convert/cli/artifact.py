@@ -1,4 +1,4 @@
-"""Commands on a saved artifact: inspect, verify, restore, merge."""
+"""Commands on a saved artifact: inspect, verify, restore, merge, push."""
 
 from __future__ import annotations
 
@@ -110,3 +110,29 @@ def merge(
         console.document({"merged": str(path)})
     else:
         console.result(str(path))
+
+
+def push(
+    directory: options.Directory,
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="Hub repository, OWNER/NAME; made if it is not there.")],
+    private: Annotated[
+        bool, typer.Option("--private", rich_help_panel=options.OUTPUT, help="Hide a new repository from others.")
+    ] = False,
+    branch: Annotated[
+        str | None,
+        typer.Option("--branch", rich_help_panel=options.OUTPUT, help="Branch to write to; the main one if not given."),
+    ] = None,
+    message: Annotated[
+        str | None, typer.Option("--message", "-m", rich_help_panel=options.OUTPUT, help="Of the commit.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Upload an artifact to the Hub, whole or adapter, with its model card; needs a token ('hf auth login')."""
+    from latte_convert.artifact.push import push as upload
+
+    with console.log_to_stderr():
+        address = upload(directory, repo, private=private, revision=branch, message=message)
+    if json:
+        console.document({"pushed": address})
+    else:
+        console.result(address)
