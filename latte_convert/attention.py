@@ -16,6 +16,7 @@ import torch
 from typing_extensions import Self
 
 from latte_convert.errors import UsageError
+from latte_convert.graphs import sizes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -161,12 +162,14 @@ class AttentionCall:
     @property
     def shape(self) -> CallShape:
         """What the cost of this call depends on."""
+        _, heads, queries, head_dim = sizes(self.query)
+        _, _, keys, value_dim = sizes(self.value)
         return CallShape(
-            queries=self.query.shape[2],
-            keys=self.key.shape[2],
-            heads=self.query.shape[1],
-            head_dim=self.query.shape[3],
-            value_dim=self.value.shape[3],
+            queries=queries,
+            keys=keys,
+            heads=heads,
+            head_dim=head_dim,
+            value_dim=value_dim,
             causal=self.causal,
             layout=self.layout,
         )
@@ -213,6 +216,12 @@ class AttentionCall:
             mask=None if bool(mask.all()) else mask,
             layout=replace(self.layout, grid=grid),
         ), queries
+
+    def longest(self) -> Self:
+        """The call of the sample with the most keys, without padding; where there is no mask, all are as long."""
+        if self.mask is None:
+            return self
+        return self.sample(int(self.mask.sum(1).argmax())).without_padding()[0]
 
     def sample(self, index: int) -> Self:
         """The same call for one sample of the batch, as a batch of one."""

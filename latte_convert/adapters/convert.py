@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from latte_convert.attention import Adapter, SiteCall
 from latte_convert.errors import CheckpointError
+from latte_convert.graphs import in_one_graph
 from latte_convert.kernels.base import Kernel
 from latte_convert.names import ATTRIBUTE
 
@@ -20,9 +21,9 @@ class Converted:
 
     Attributes:
         site: Name of the site, for messages.
-        min_tokens: With fewer keys than this, the original runs.
+        min_tokens: A sample with fewer keys of its own than this gets the original's output.
         calls: How often the site was called since it was converted (not counted in compiled graphs).
-        exact_calls: How many of these calls ran softmax after all: on few tokens, where nothing else is cheaper.
+        exact_calls: How many of these calls ran softmax on all samples: on few tokens, where nothing else is cheaper.
     """
 
     site: str
@@ -36,13 +37,16 @@ class Converted:
         Raises:
             CheckpointError: The call asks for something no linear kernel honours.
         """
-        kernel: Kernel = getattr(call.module, ATTRIBUTE)
-        short = call.key.shape[2] < self.min_tokens
-        if not torch.compiler.is_compiling():
-            self.calls += 1
-            self.exact_calls += short or kernel.is_softmax(kernel.inner(call.shape))
-        if short:
-            return None
+        graph = in_one_graph()
+        if not (graph or torch.compiler.is_compiling()):
+            self._count(call)
+        if self.min_tokens and call.mask is not None and not graph:
+            from latte_convert.kernels.alone import by_length  # it imports PyTorch's compiler
+
+            return by_length(self._attend, call, self.min_tokens)
+        return None if call.key.shape[2] < self.min_tokens else self._attend(call)
+
+    def _attend(self, call: SiteCall) -> Tensor:
         if call.obstacle is not None:
             raise CheckpointError(f"{self.site}: {call.obstacle}; exclude this site.")
         if call.dropout > 0:
@@ -50,7 +54,15 @@ class Converted:
                 f"{self.site}: attention dropout of {call.dropout} has no meaning in a linear kernel. "
                 "Call model.eval(), or set the model's attention dropout to 0 to fine-tune."
             )
+        kernel: Kernel = getattr(call.module, ATTRIBUTE)
         return kernel(call)
+
+    def _count(self, call: SiteCall) -> None:
+        """Count a call; its longest sample is the last to fall back to softmax."""
+        kernel: Kernel = getattr(call.module, ATTRIBUTE)
+        longest = call.longest().shape
+        self.calls += 1
+        self.exact_calls += longest.keys < self.min_tokens or kernel.is_softmax(kernel.inner(longest))
 
 
 @dataclass

@@ -15,7 +15,6 @@ In a compiled graph the notes are those of the graph.
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 from latte_convert import compat
 from latte_convert.attention import TokenLayout
 from latte_convert.errors import CheckpointError
+from latte_convert.graphs import plain
 
 MOST_PREFIX = 16
 """Most tokens before a grid that are inferred where the model does not say how many there are."""
@@ -303,13 +303,3 @@ def _convolutions(model: nn.Module, site: str) -> list[str]:
         if isinstance(module, nn.Conv2d | nn.Conv3d) or hasattr(module, _TELLS):
             (own if inside else before).append(name)
     return before[::-1] + own
-
-
-def plain(size: int) -> int:
-    """A size as a number: ``torch.jit.trace`` makes tensors of sizes, and would warn that it keeps them as they are."""
-    jit: Any = torch.jit
-    if not jit.is_tracing():
-        return size
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", jit.TracerWarning)
-        return int(size)

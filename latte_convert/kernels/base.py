@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import UsageError
+from latte_convert.graphs import in_one_graph
 from latte_convert.kernels.fitting import DescentStage, MapStage, OutputStage, ShiftStage, Stage
 from latte_convert.kernels.softmax import softmax_attention, softmax_flops
 
@@ -145,23 +146,11 @@ class Kernel(nn.Module, ABC):
             raise UsageError(f"{reason}: set another `kernel` for this site, such as latte")
         if not (call.query.shape[0] and call.query.shape[2] and call.key.shape[2]):
             return call.query.new_zeros(*call.query.shape[:3], call.value.shape[3])
-        if self.mixes_queries and call.mask is not None and not torch.compiler.is_compiling():
-            return self._each_alone(call)
+        if self.mixes_queries and call.mask is not None and not in_one_graph():
+            from latte_convert.kernels.alone import each_alone  # it imports PyTorch's compiler
+
+            return each_alone(self._attend, call)
         return self._attend(call)
-
-    def _each_alone(self, call: AttentionCall) -> Tensor:
-        """Sample by sample, each on its own tokens: padding, and what else is in the batch, changes nothing.
-
-        The values of a mask are unknown to a compiler; there, windows and blocks are those of the padded length.
-        """
-        out = []
-        for index in range(call.query.shape[0]):
-            own, queries = call.sample(index).without_padding()
-            rows = call.query.new_zeros(1, *call.query.shape[1:3], call.value.shape[3])
-            if own.key.shape[2]:
-                rows = rows.index_copy(2, queries, self._attend(own))
-            out.append(rows)
-        return torch.cat(out)
 
     def _attend(self, call: AttentionCall) -> Tensor:
         """``attend`` with the extras around it, and what is not finite kept where it is."""

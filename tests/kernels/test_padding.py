@@ -85,3 +85,57 @@ def test_a_padded_text_in_a_bert(name: str, length: int, pads: int) -> None:
         alone = model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
         got = model(input_ids=padded, attention_mask=mask).last_hidden_state[:, :length]
     torch.testing.assert_close(got, alone, rtol=1e-4, atol=1e-5)
+
+
+def small_bert() -> transformers.BertModel:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=HEADS * DIM, num_hidden_layers=2, num_attention_heads=HEADS, intermediate_size=32,
+        max_position_embeddings=256, initializer_range=0.3,
+    )  # fmt: skip
+    return transformers.BertModel(config).eval()
+
+
+def two_texts(short: int, long: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Token ids of two texts, and both in one batch."""
+    ids = [torch.randint(5, 50, (1, length)) for length in (short, long)]
+    rows = [torch.nn.functional.pad(row, (0, long - row.shape[1])) for row in ids]
+    mask = torch.arange(long) < torch.tensor([[short], [long]])
+    return ids, {"input_ids": torch.cat(rows), "attention_mask": mask.long()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["near_far", "monarch", "latte"])
+@torch.no_grad()
+def test_a_padded_text_in_a_compiled_bert(name: str) -> None:
+    """What ``torch.compile`` cannot know when it makes a graph is decided when the graph is called."""
+    model = small_bert()
+    host = Host.of(model)
+    kernels = {site.name: get_kernel(name)(HEADS, DIM, **SMALL.get(name, {})) for site in host.sites()}
+    with host.convert(kernels, min_tokens=64):
+        compiled = torch.compile(model, backend="eager")
+        for short, long in ((107, 187), (150, 151), (40, 160)):  # the last is short for linear attention
+            ids, batch = two_texts(short, long)
+            got = compiled(**batch).last_hidden_state
+            for own, row in zip(ids, got, strict=True):
+                alone = model(input_ids=own).last_hidden_state[0]
+                torch.testing.assert_close(row[: len(alone)], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["near_far", "latte"])
+@torch.no_grad()
+def test_min_tokens_counts_the_tokens_of_each_text(name: str) -> None:
+    model = small_bert()
+    host = Host.of(model)
+    ids, batch = two_texts(100, 200)
+    exact = [model(input_ids=own).last_hidden_state[0] for own in ids]
+    kernels = {site.name: get_kernel(name)(HEADS, DIM, **SMALL.get(name, {})) for site in host.sites()}
+    for least, same in ((101, [True, False]), (100, [False, False]), (201, [True, True])):
+        with host.convert(kernels, min_tokens=least) as applied:
+            rows = model(**batch).last_hidden_state
+            fallen = {(handler.calls, handler.exact_calls) for handler in applied.handlers.values()}
+            alone = [model(input_ids=own).last_hidden_state[0] for own in ids]
+        assert fallen == {(1, int(all(same)))}
+        for row, own, original, is_exact in zip(rows, alone, exact, same, strict=True):
+            torch.testing.assert_close(row[: len(own)], own, rtol=1e-4, atol=1e-5)
+            assert torch.allclose(own, original, rtol=1e-4, atol=1e-5) == is_exact

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
+from latte_convert.graphs import recorded
 from latte_convert.kernels.base import Extras, Kernel
 from latte_convert.kernels.fitting import Stage
 from latte_convert.kernels.latte.fit import LatteStage
@@ -199,7 +200,7 @@ def _key_features(key: Tensor, seen: Tensor, settings: _Settings) -> Tensor:
     """Normalised features, ``(B, H, Nk, d)``, zero for a key that is not seen."""
     psi, size = _features(key, settings)
     # In place unless autograd holds on to it: fresh memory costs more here than arithmetic.
-    return psi * (seen / size) if psi.requires_grad else psi.mul_(seen / size)
+    return psi * (seen / size) if recorded(psi) else psi.mul_(seen / size)
 
 
 def _bidirectional(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, settings: _Settings) -> Tensor:
@@ -211,7 +212,7 @@ def _bidirectional(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, sett
     share = (psi * total).sum(-1, keepdim=True) if torch.compiler.is_compiling() else psi @ total.mT
     divisor = share + settings.beta * count * size
     weight = divisor.masked_fill(divisor == 0, 1).reciprocal()
-    psi = psi * weight if psi.requires_grad else psi.mul_(weight)
+    psi = psi * weight if recorded(psi) else psi.mul_(weight)
     # One product that starts from the mean: the output is written once.
     shape = (*psi.shape[:-1], state.shape[-1])
     return torch.baddbmm(*(x.flatten(0, 1) for x in (mean, psi, state))).reshape(shape)

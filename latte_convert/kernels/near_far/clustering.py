@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from latte_convert.graphs import plain, sizes
+
 # Elements of the tensors that a CPU is given to work on at a time, so that they stay in its cache.
 BLOCK = 2**19
 # Tokens whose mean and spread stand for those of all, where there are twice as many or more.
@@ -63,7 +65,7 @@ def counted_first(counted: Tensor) -> Tensor:
 
 def _sample(tokens: Tensor, counted: Tensor | None) -> Tensor | None:
     """Places of the tokens that stand for all that count, ``(G, SAMPLE)``; None: all of them do."""
-    heads, size, _ = tokens.shape
+    heads, size, _ = sizes(tokens)
     if sample_size(size) == size:
         return None
     if counted is None:
@@ -183,14 +185,14 @@ def features_of(tokens: Tensor, pull: Tensor, spread: Tensor, counted: Tensor | 
     if places is not None:
         some, weight = take(tokens, places), pull.gather(1, places)
     size = _moments(some, weight.softmax(-1).nan_to_num(0)[:, None])[1] * spread
-    channels = size.topk(assignment_channels(tokens.shape[-1]), dim=-1).indices
+    channels = size.topk(assignment_channels(plain(tokens.shape[-1])), dim=-1).indices
     return tokens.gather(2, channels.expand(-1, tokens.shape[1], -1)) * spread.gather(2, channels)
 
 
 def nearest(features: Tensor, means: Tensor, mass: Tensor) -> Tensor:
     """The cluster with the nearest mean, ``(G, n)``; never one that is empty."""
     offset = (-0.5 * means.square().sum(-1)).masked_fill(mass == 0, torch.finfo(means.dtype).min)[..., None]
-    heads, count, _ = offset.shape
+    heads, count, _ = sizes(offset)
     columns = max(1, block_size(features) // (heads * count))
     blocks = torch.split(features, columns, dim=1)
     return torch.cat([_largest(torch.baddbmm(offset, means, block.mT)) for block in blocks], dim=1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from latte_convert import compat
+from latte_convert.graphs import plain, recorded, sizes
 from latte_convert.kernels.near_far.clustering import block_size, sums_by, take
 from latte_convert.kernels.near_far.summary import Summary, lowest
 from latte_convert.kernels.near_far.windows import Tiling
@@ -78,13 +79,13 @@ def _left(summary: Summary, tiling: Tiling) -> Tensor:
 
 def attend_far(summary: Summary, far: Far, tiling: Tiling | None, queries: int, scale: float) -> Attended:
     """Attention of the summary's ``queries`` queries to the far columns, view by view."""
-    heads, views, size = summary.order.shape
+    heads, views, size = sizes(summary.order)
     rows, key, value, level = (x.flatten(0, 1) for x in (summary.query, far.key, far.value, far.level[:, :, None]))
     if tiling is not None:
         window = tiling.window_of(rows.device)[summary.order.clamp_max(queries - 1)]
         window = (window + tiling.number * torch.arange(heads, device=rows.device)[:, None, None]).flatten(0, 1)
     parts = []
-    columns = key.shape[1]
+    columns = plain(key.shape[1])
     step, most = (max(1, block_size(rows) // each) for each in (size * columns, columns))
     for first, top in product(range(0, heads * views, step), range(0, size, most)):
         some, strip = slice(first, first + step), slice(top, top + most)
@@ -145,7 +146,7 @@ def _windows(
     hidden = _hidden(key, seen, tiling).expand(len(key), -1, -1, -1)
     columns = 0
     if far is not None:
-        columns, beside = far.key.shape[2], (far.left + far.level).reshape(len(key), *tiling.counts, -1)
+        columns, beside = plain(far.key.shape[2]), (far.left + far.level).reshape(len(key), *tiling.counts, -1)
     for some, strip in _strips(key, value, tiling, columns):
         windows = tiling.windows(query[some], strip).flatten(0, 2).flatten(1, 2)
         keys, values = (tiling.regions(x[some], strip) for x in (key, value))
@@ -169,7 +170,7 @@ def _columns(regions: Tensor, far: Tensor) -> Tensor:
 
 def _strips(key: Tensor, value: Tensor, tiling: Tiling, columns: int) -> Iterator[tuple[slice, range]]:
     """Heads, and rows of windows, whose regions and as many more columns fill a block."""
-    row = tiling.counts[1] * (tiling.region_tokens + columns) * max(key.shape[2], value.shape[2])
+    row = tiling.counts[1] * (tiling.region_tokens + columns) * max(plain(key.shape[2]), plain(value.shape[2]))
     heads = max(1, block_size(key) // (row * tiling.counts[0]))
     rows = max(1, block_size(key) // row)
     for first, top in product(range(0, len(key), heads), range(0, tiling.counts[0], rows)):
@@ -205,8 +206,8 @@ def log_total(logits: Tensor, weights: Tensor) -> Tensor:
 
 def _serves(query: Tensor, value: Tensor) -> bool:
     """Whether the fused attention does: on a CPU, in inference, outside of a compiled graph."""
-    plain = query.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.is_grad_enabled()
-    return plain and query.shape[2] == value.shape[2]
+    eager = not torch.compiler.is_compiling() and not recorded()
+    return query.device.type == "cpu" and eager and query.shape[2] == value.shape[2]
 
 
 def merge(near: Attended, far: Attended) -> Tensor:

@@ -54,6 +54,7 @@ from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import UsageError
+from latte_convert.graphs import plain, recorded, sizes
 from latte_convert.kernels.base import Extras, Kernel, check_whole
 from latte_convert.kernels.linear import exporting, no_autocast
 from latte_convert.kernels.near_far.clustering import BLOCK, cell_counts
@@ -140,7 +141,7 @@ class NearFarKernel(Kernel):
             aligned=call.layout.aligned,
             window=self.window,
             halo=self.halo,
-            clusters=self._most(keys=call.key.shape[2]),
+            clusters=self._most(call.shape.keys),
             steps=self.steps,
             views=self.views,
             mask=call.mask,
@@ -231,7 +232,7 @@ def near_far_attention(
     call = AttentionCall(query, key, value, scale, mask)
     if views < 1 or views & (views - 1):
         raise UsageError(f"views={views}: queries are divided into 1, 2, 4, 8 views and so on")
-    places = Places.of(query.shape[2], key.shape[2], prefix, grid, aligned)
+    places = Places.of(plain(query.shape[2]), plain(key.shape[2]), prefix, grid, aligned)
     if not places.tokens or not query.shape[2]:  # nothing is far
         return softmax_attention(call)
     tiling = places.tiling(window, halo)
@@ -257,7 +258,7 @@ def near_far_attention(
 
 def _blocks(key: Tensor) -> Iterator[tuple[slice, slice]]:
     """Samples and heads to cluster in one go: on a CPU heads of one sample, about ``2·BLOCK`` numbers of theirs."""
-    batch, heads, keys, head_dim = key.shape
+    batch, heads, keys, head_dim = sizes(key)
     if key.device.type != "cpu" or torch.compiler.is_compiling():
         yield slice(None), slice(None)
         return
@@ -285,14 +286,14 @@ def _attend_block(
     columns = far_columns(summary, key[:, :first], value[:, :first], alone, tiling)
     if tiling is not None and settings["views"] == 1:
         return attend_together(query, keys, values, inner, tiling, scale, columns)
-    far = attend_far(summary, columns, tiling, query.shape[1], scale)
+    far = attend_far(summary, columns, tiling, plain(query.shape[1]), scale)
     near = None if tiling is None else attend_near(query, keys, values, inner, tiling, scale)
     return [(far.out if near is None else merge(near, far)).flatten(0, 1)]
 
 
 def _stack(parts: Iterable[Tensor], out: Tensor) -> Tensor:
     """All parts in one tensor, ``out`` without gradients: then no part lives longer than the next one takes."""
-    if torch.is_grad_enabled():
+    if recorded():
         return torch.cat(list(parts)).to(out.dtype)
     first = 0
     for part in parts:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from latte_convert.graphs import plain, sizes
 from latte_convert.kernels.near_far.clustering import (
     assignment_channels,
     cell_counts,
@@ -111,7 +112,7 @@ def views_of(query: Tensor, spread: Tensor, views: int, asked: Tensor | None) ->
     Each group is cut at the median along the direction in which its queries differ most, as keys with this ``spread``
     tell them apart. Equal groups can be attended from in one batched product.
     """
-    heads, queries, _ = query.shape
+    heads, queries, _ = sizes(query)
     padded = view_size(queries, views) * views
     alike = query.new_zeros(heads, queries)
     counted = torch.ones_like(alike, dtype=torch.bool) if asked is None else asked
@@ -132,7 +133,7 @@ def views_of(query: Tensor, spread: Tensor, views: int, asked: Tensor | None) ->
 def _along(features: Tensor, real: Tensor) -> Tensor:
     """How far each row of ``(G, n, r)`` is along the direction of most variance of the real ones, which come first."""
     some, weight = features, real[..., None].to(features.dtype)
-    size = features.shape[1]
+    size = plain(features.shape[1])
     if (most := sample_size(size, LOOKED_AT)) < size:
         places = golden_places(real.sum(1, keepdim=True), most)
         some, weight = take(features, places), take(weight, places)

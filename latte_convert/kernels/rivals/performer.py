@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
+from latte_convert.graphs import recorded
 from latte_convert.kernels.base import Extras, Kernel, check_whole
 from latte_convert.kernels.linear import chunked, divided, linear_attention, linear_flops, no_autocast
 
@@ -100,7 +101,7 @@ def orthogonal_features(features: int, dim: int, seed: int) -> Tensor:
 
 def _exponential(exponent: Tensor, top: Tensor, plus: float = 0.0) -> Tensor:
     """``exp(exponent - top) + plus``."""
-    if exponent.requires_grad:
+    if recorded(exponent):
         return (exponent - top).exp() + plus
     # In place unless autograd holds on to it: fresh memory costs more here than arithmetic.
     return exponent.sub_(top).exp_().add_(plus)
