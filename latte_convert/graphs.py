@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from latte_convert import compat
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+exporting: Callable[[], bool] = compat.EXPORTING.get() or (lambda: False)
+"""Whether a graph is being made that is to serve other inputs too: no loop may depend on their number."""
 
 
 def plain(size: int) -> int:
@@ -39,4 +46,4 @@ def recorded(tensor: Tensor | None = None) -> bool:
 def in_one_graph() -> bool:
     """Whether a graph is made that no Python runs beside: exported, or traced by ``torch.jit``."""
     jit: Any = torch.jit
-    return torch.compiler.is_exporting() or bool(jit.is_tracing())
+    return exporting() or bool(jit.is_tracing())

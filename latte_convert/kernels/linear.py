@@ -6,18 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from latte_convert import compat
 from latte_convert.attention import CallShape
-
-exporting: Callable[[], bool] = compat.EXPORTING.get() or (lambda: False)
-"""Whether a graph is being made that is to serve other inputs too: no loop may depend on their number."""
 
 # Tokens a causal step handles pairwise. At r = dv = chunk the pairwise block, the running state and the
 # values all take the same memory, so nothing larger than the inputs is ever allocated.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from latte_convert import compat
+from latte_convert.graphs import recorded
 from latte_convert.kernels.blocks.members import equal_blocks
 from latte_convert.kernels.blocks.windows import Slices
 from latte_convert.kernels.near_far.clustering import block_size, take
@@ -167,5 +168,5 @@ def _chunks(tokens: Tokens, blocks: Blocks, slices: Slices) -> Iterator[slice]:
 
 def _serves(query: Tensor, value: Tensor) -> bool:
     """Whether the fused attention does: on a CPU, in inference, outside of a compiled graph."""
-    plain = query.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.is_grad_enabled()
-    return plain and query.shape[3] == value.shape[3]
+    eager = not torch.compiler.is_compiling() and not recorded()
+    return query.device.type == "cpu" and eager and query.shape[3] == value.shape[3]

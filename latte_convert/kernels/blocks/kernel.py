@@ -35,6 +35,7 @@ from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import UsageError
+from latte_convert.graphs import sizes
 from latte_convert.kernels.base import Extras, Kernel, check_whole
 from latte_convert.kernels.blocks.attend import Tokens, attend_windows, lowest
 from latte_convert.kernels.blocks.members import block_products
@@ -170,7 +171,7 @@ def _levels(call: AttentionCall, dtype: torch.dtype) -> Tensor:
 
 def _groups(key: Tensor) -> Iterator[tuple[slice, slice]]:
     """Samples and heads to attend from in one go: on a CPU some heads of one sample, which stay in its cache."""
-    batch, heads, keys, head_dim = key.shape
+    batch, heads, keys, head_dim = sizes(key)
     if key.device.type != "cpu" or torch.compiler.is_compiling():
         yield slice(None), slice(None)
         return

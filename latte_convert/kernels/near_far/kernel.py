@@ -54,9 +54,9 @@ from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import UsageError
-from latte_convert.graphs import plain, recorded, sizes
+from latte_convert.graphs import exporting, plain, recorded, sizes
 from latte_convert.kernels.base import Extras, Kernel, check_whole
-from latte_convert.kernels.linear import exporting, no_autocast
+from latte_convert.kernels.linear import no_autocast
 from latte_convert.kernels.near_far.clustering import BLOCK, cell_counts
 from latte_convert.kernels.near_far.fields import attend_far, attend_near, attend_together, far_columns, merge
 from latte_convert.kernels.near_far.summary import summarise, summary_products, view_size

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
+from latte_convert.graphs import exporting
 from latte_convert.kernels.base import Extras, Kernel
 from latte_convert.kernels.fitting import GridStage, Stage
-from latte_convert.kernels.linear import CAUSAL_CHUNK, divided, exporting, no_autocast
+from latte_convert.kernels.linear import CAUSAL_CHUNK, divided, no_autocast
 
 # Tokens whose (d+1)(d+2)/2 features exist at a time.
 CHUNK = 2 * CAUSAL_CHUNK
