@@ -8,16 +8,23 @@ padded one: there, windows, clusters and blocks, and the choice of softmax, are 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from latte_convert.attention import AttentionCall, SiteCall
 
-_REASON = "the lengths of samples are known in a call only"
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
-@torch.compiler.disable(reason=_REASON)
+def _left_as_it_is(function: _F) -> _F:
+    compiler: Any = torch.compiler
+    found: _F = compiler.disable(function, reason="the lengths of samples are known in a call only")
+    return found
+
+
+@_left_as_it_is
 def each_alone(attend: Callable[[AttentionCall], Tensor], call: AttentionCall) -> Tensor:
     """Sample by sample, each on its own tokens: padding, and what else is in the batch, changes nothing."""
     out = []
@@ -30,7 +37,7 @@ def each_alone(attend: Callable[[AttentionCall], Tensor], call: AttentionCall) -
     return torch.cat(out)
 
 
-@torch.compiler.disable(reason=_REASON)
+@_left_as_it_is
 def by_length(attend: Callable[[SiteCall], Tensor], call: SiteCall, least: int) -> Tensor | None:
     """The exact branch for samples with fewer than ``least`` keys of their own, ``attend`` for the others."""
     assert call.mask is not None
