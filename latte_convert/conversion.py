@@ -140,22 +140,22 @@ def convert(
     for margin in MARGINS if count(fitted.sites, task.recipe) is None else MARGINS[:1]:
         with clock("select"):
             choice = choose_plan(task, fitted, scores, progress, margin=margin)
-        if not choice.plan.converted and count(fitted.sites, task.recipe) != 0:
+        if choice.plan.empty and count(fitted.sites, task.recipe) != 0:
             raise GateError(f"nothing can be converted: {NOTHING_SAVED}.")
         if task.recipe.propagate_error:
             with clock("refit"):
                 choice = _refit(task, choice, progress)
-        kernels, min_tokens = choice.kernels, choice.plan.min_tokens
+        changes, min_tokens = choice.changes, choice.plan.min_tokens
         with clock("measure"):
             fidelity = measure(
-                task.host, fitted.eligible, kernels, task.holdout, min_tokens=min_tokens, progress=progress
+                task.host, fitted.eligible, changes, task.holdout, min_tokens=min_tokens, progress=progress
             )
         if _kept(task, fidelity):
             break
     _check_gates(task, fitted, choice, fidelity)
     with clock("maps"):
-        maps = attention_maps(task.host, kernels, next(iter(task.holdout)), min_tokens=min_tokens)
-    task.host.convert(kernels, min_tokens=min_tokens)
+        maps = attention_maps(task.host, choice.kernels, next(iter(task.holdout)), min_tokens=min_tokens)
+    task.host.convert(changes, min_tokens=min_tokens)
     record_conversion(task, choice.plan)
     report = build_report(task, Findings(fitted, choice, fidelity, tuple(maps), seconds=clock.seconds))
     return Result(task.host.model, choice.plan, report, task)

@@ -120,6 +120,14 @@ class Recipe(BaseModel):
         description="Convert the sites that lose least, until the model is this many times faster, measured here.",
         json_schema_extra=_SELECTION,
     )
+    merge: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Merge alike tokens between the blocks of a vision or audio tower, until its last block works on "
+        "this share of them; 1: never. Where it is not set, target_speedup merges as far as it takes.",
+        json_schema_extra=_SELECTION,
+    )
     towers: tuple[str, ...] = Field(
         (),
         description="Convert only these towers: vision, text, audio, encoder, decoder; empty: all.",

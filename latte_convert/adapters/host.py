@@ -9,12 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from latte_convert.adapters.convert import Applied, apply
+from latte_convert.adapters.convert import Applied, Changes, apply
 from latte_convert.adapters.find import find_adapter
 from latte_convert.attention import Adapter, AttentionSite, Handler
 from latte_convert.data.feed import Inputs, run
 from latte_convert.errors import CheckpointError
-from latte_convert.kernels.base import Kernel
 from latte_convert.wording import some
 
 
@@ -104,11 +103,12 @@ class Host:
                 stack.callback(handle.remove)
             yield outputs
 
-    def convert(self, kernels: Mapping[str, Kernel], *, min_tokens: int = 0) -> Applied:
-        """Convert sites in place.
+    def convert(self, changes: Changes, *, min_tokens: int = 0) -> Applied:
+        """Convert sites and merge tokens in place.
 
         Args:
-            kernels: The kernel of each site to convert, by site name. The model's own parameters are not touched.
+            changes: The kernel of each site to convert, and the blocks whose tokens are merged. The model's own
+                parameters are not touched.
             min_tokens: With fewer keys than this, a site runs its exact branch.
 
         Returns:
@@ -117,7 +117,7 @@ class Host:
         Raises:
             CheckpointError: A site is converted already, or is not part of the model.
         """
-        return apply(self.model, self.adapter, kernels, min_tokens=min_tokens)
+        return apply(self.model, self.adapter, changes, min_tokens=min_tokens)
 
 
 def require_calls(calls: Mapping[str, int]) -> None:

@@ -180,7 +180,7 @@ class Entry(_Watch):
         """Note, or recall, before the module is called."""
         if torch.compiler.is_compiling():
             return
-        memories = [memory for value in (*args, *kwargs.values()) if (memory := _memory(value)) is not None]
+        memories = [memory for value in (*args, *kwargs.values()) if (memory := memory_of(value)) is not None]
         if _backward() != -1:
             for notes in (getattr(memory, _NOTES, {}) for memory in memories):
                 for seen in self.maps:
@@ -191,7 +191,7 @@ class Entry(_Watch):
             _write(memory, known)
 
 
-def _memory(value: Any) -> Any:
+def memory_of(value: Any) -> Any:
     """The memory of a tensor, which its views and detached copies share; None where it has none of its own."""
     try:
         return value.untyped_storage() if isinstance(value, Tensor) else None

@@ -14,12 +14,9 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from latte_convert.names import MANIFEST
-
-if TYPE_CHECKING:
-    from latte_convert.kernels.base import Kernel
 
 
 def open_doors(modeling: Any) -> None:
@@ -119,7 +116,7 @@ def _convert(model: Any, path: Path) -> None:
     from latte_convert.adapters.convert import is_hybrid
     from latte_convert.adapters.host import Host
     from latte_convert.artifact.check import open_source
-    from latte_convert.artifact.load import build_kernels
+    from latte_convert.artifact.load import build_kernels, merges_of
     from latte_convert.artifact.manifest import read_manifest
     from latte_convert.artifact.record import record_loading
     from latte_convert.checkpoints.mark import remove_mark
@@ -132,23 +129,31 @@ def _convert(model: Any, path: Path) -> None:
     source = open_source(path, manifest)
     tensors = source.read_tensors()
     kernels = build_kernels(manifest, {key: tensor for key, tensor in tensors.items() if is_ours(key)})
-    named = _named_in(model, kernels, type(model).__name__ == manifest.source.model_class)
-    applied = Host.of(model).convert(named, min_tokens=manifest.min_tokens)
-    if len(named) == len(kernels):
-        sites = [site.model_copy(update={"name": new}) for site, new in zip(manifest.sites, named, strict=True)]
-        record_loading(model, manifest.model_copy(update={"sites": sites}), source, applied)
+    same = type(model).__name__ == manifest.source.model_class
+    named, merges = _named_in(model, kernels, same), _named_in(model, merges_of(manifest), same)
+    applied = Host.of(model).convert({**named, **merges}, min_tokens=manifest.min_tokens)
+    if len(named) == len(kernels) and len(merges) == len(manifest.merges):
+        renamed = {
+            "sites": [
+                record.model_copy(update={"name": new}) for record, new in zip(manifest.sites, named, strict=True)
+            ],
+            "merges": [
+                record.model_copy(update={"name": new}) for record, new in zip(manifest.merges, merges, strict=True)
+            ],
+        }
+        record_loading(model, manifest.model_copy(update=renamed), source, applied)
 
 
-def _named_in(model: Any, kernels: dict[str, Kernel], same: bool) -> dict[str, Kernel]:
-    """The kernels of the sites that a model has: of another class, it has a head more or less than what was saved."""
+def _named_in(model: Any, changes: dict[str, Any], same: bool) -> dict[str, Any]:
+    """What becomes of a model's modules: of another class, it has a head more or less than what was saved."""
     if same:
-        return kernels
+        return changes
     modules, prefix = dict(model.named_modules()), f"{model.base_model_prefix}."
-    named: dict[str, Kernel] = {}
-    for name, kernel in kernels.items():
+    named: dict[str, Any] = {}
+    for name, change in changes.items():
         found = next((n for n in (name, prefix + name, name.removeprefix(prefix)) if n in modules), None)
         if found is not None:
-            named[found] = kernel
+            named[found] = change
     return named
 
 

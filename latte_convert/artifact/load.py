@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from latte_convert.adapters.convert import Applied, is_hybrid
 from latte_convert.adapters.host import Host
+from latte_convert.adapters.merging import Merge
 from latte_convert.artifact.adapter import read_adapter
 from latte_convert.artifact.check import artifact_directory, check_files, check_probe, open_source, original_tensors
 from latte_convert.artifact.manifest import Manifest, SiteRecord, read_manifest
@@ -50,9 +51,14 @@ class Artifact:
         """The model of ``host``."""
         return self.host.model
 
+    @property
+    def merges(self) -> dict[str, Merge]:
+        """The blocks whose tokens are merged, by name."""
+        return merges_of(self.manifest)
+
     def convert(self) -> Applied:
         """Turn ``model`` into the hybrid, in place; ``undo`` of the handle, or its end as a context, turns it back."""
-        applied = self.host.convert(self.kernels, min_tokens=self.manifest.min_tokens)
+        applied = self.host.convert({**self.kernels, **self.merges}, min_tokens=self.manifest.min_tokens)
         record_loading(self.model, self.manifest, self.source, applied)
         return applied
 
@@ -141,6 +147,9 @@ def open_artifact(
     names = [site.name for site in host.sites()]
     if unknown := next((name for name in kernels if name not in names), None):
         raise IntegrityError(f"the model has no attention site '{unknown}' ({nearest(unknown, names)}).")
+    blocks = list(dict.fromkeys(map(host.block, names)))
+    if unknown := next((merge.name for merge in manifest.merges if merge.name not in blocks), None):
+        raise IntegrityError(f"the model has no block '{unknown}' ({nearest(unknown, blocks)}).")
     if manifest.weights == "in memory":
         _keep_dtypes(filled, originals)
     filled.to(device)
@@ -187,6 +196,11 @@ def _keep_dtypes(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for key, stored in tensors.items():
         if key in named and named[key].dtype != stored.dtype and named[key].shape == stored.shape:
             named[key].data = stored.clone()
+
+
+def merges_of(manifest: Manifest) -> dict[str, Merge]:
+    """The blocks whose tokens are merged, in order of execution."""
+    return {record.name: Merge(record.share) for record in manifest.merges}
 
 
 def build_kernels(manifest: Manifest, tensors: Mapping[str, Tensor]) -> dict[str, Kernel]:

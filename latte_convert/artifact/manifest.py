@@ -44,6 +44,13 @@ class SiteRecord(_Model):
     options: dict[str, Any]
 
 
+class MergeRecord(_Model):
+    """One block whose tokens are merged."""
+
+    name: str
+    share: float = Field(gt=0, le=1, description="Share of the tokens behind the prefix that the block works on.")
+
+
 class ModuleRecord(_Model):
     """A module that no library builds: what ``load`` needs besides the artifact."""
 
@@ -100,6 +107,9 @@ class Manifest(_Model):
     recipe: dict[str, Any]
     calibration: CalibrationRecord
     sites: list[SiteRecord]
+    merges: list[MergeRecord] = Field(
+        default_factory=list, description="Blocks whose tokens are merged, in order of execution."
+    )
     min_tokens: int = Field(ge=0)
     probe: ProbeRecord | None
     files: dict[str, str] = Field(description="SHA-256 of every file of the checkpoint.")
@@ -115,6 +125,8 @@ class Manifest(_Model):
         ``min_tokens`` is left out: ``latte bench --write`` sets it in an artifact that has been measured.
         """
         content = self.model_dump(mode="json", include={"files": True, "sites": True, "recipe": {"resolution"}})
+        if self.merges:
+            content["merges"] = [merge.model_dump(mode="json") for merge in self.merges]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @field_validator("files", "results")
@@ -126,13 +138,13 @@ class Manifest(_Model):
                 raise ValueError(f"'{name}' is not a file inside the artifact")
         return files
 
-    @field_validator("sites")
+    @field_validator("sites", "merges")
     @classmethod
-    def _once(cls, sites: list[SiteRecord]) -> list[SiteRecord]:
-        names = [site.name for site in sites]
+    def _once(cls, records: list[Any]) -> list[Any]:
+        names = [record.name for record in records]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"'{twice}' is listed twice")
-        return sites
+        return records
 
     @field_validator("recipe")
     @classmethod

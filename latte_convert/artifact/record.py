@@ -11,7 +11,14 @@ from torch import nn
 
 from latte_convert.adapters.convert import Applied, is_hybrid
 from latte_convert.artifact.adapter import record_base
-from latte_convert.artifact.manifest import CalibrationRecord, Manifest, ModuleRecord, SiteRecord, SourceRecord
+from latte_convert.artifact.manifest import (
+    CalibrationRecord,
+    Manifest,
+    MergeRecord,
+    ModuleRecord,
+    SiteRecord,
+    SourceRecord,
+)
 from latte_convert.artifact.probe import record_probe
 from latte_convert.data.samples import fingerprint
 from latte_convert.environment import library_versions, tool_version
@@ -101,6 +108,7 @@ def record_conversion(task: Task, plan: Plan) -> None:
             )
             for site in plan.converted
         ],
+        merges=[MergeRecord(name=name, share=share) for name, share in plan.merges.items()],
         min_tokens=plan.min_tokens,
         probe=record_probe(model, task.holdout),
         files={},

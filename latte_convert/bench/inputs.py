@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from latte_convert.adapters.host import Host
+from latte_convert.adapters.merging import Merge
 from latte_convert.data.feed import Inputs, place
 from latte_convert.data.processor import Batch
 from latte_convert.data.samples import Sample
@@ -41,12 +42,14 @@ class Case:
         resolution: Height and width of images in pixels, or None.
         host: The original, on its device.
         inputs: At least one; the first is the one that is timed.
+        merges: The blocks whose tokens the hybrid merges.
     """
 
     label: str
     resolution: int | None
     host: Host
     inputs: list[Inputs]
+    merges: Mapping[str, Merge] = field(default_factory=dict)
 
 
 class CaseMaker:
@@ -147,7 +150,7 @@ class CaseMaker:
         towers = processor.towers(model)
         tower = "+".join(sorted(towers)) if towers is not None else ""
         inputs = [Inputs({k: place(v, like) for k, v in batch.items()}, method, tower) for batch in batches]
-        return Case(label, resolution, Host.of(model), inputs)
+        return Case(label, resolution, Host.of(model), inputs, self.artifact.merges)
 
 
 def make_cases(

@@ -183,7 +183,7 @@ def _costs(case: Case, variant: Variant, calls: Calls, device: torch.device) -> 
     """Memory and FLOPs of a variant, and its settings."""
     costs: dict[str, Any] = {"detail": variant.detail}
     if variant.name in ("hybrid", "hybrid_compiled"):
-        costs["exact_share"] = exact_share(variant.kernels, calls)
+        costs["exact_share"] = exact_share(variant.kernels, calls) if variant.kernels else 0.0
         if costs["exact_share"] == 1:
             costs["detail"] = "; ".join(
                 filter(None, (variant.detail, "every attention call runs softmax: too few tokens"))

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import torch
 
-from latte_convert.artifact.load import open_artifact
+from latte_convert.adapters.merging import is_block_of
+from latte_convert.artifact.load import Artifact, open_artifact
 from latte_convert.bench.crossover import find_crossover, ratios, statements
 from latte_convert.bench.inputs import make_cases
 from latte_convert.bench.measure import Settings, measure_case, measure_guard
 from latte_convert.bench.result import BenchReport
 from latte_convert.environment import choose_device, library_versions, tool_version
 from latte_convert.errors import CheckpointError, UsageError
+from latte_convert.kernels.base import Kernel
+from latte_convert.kernels.exact import ExactKernel
 from latte_convert.progress import Progress, progress_of
 
 ROUNDS = 10
@@ -59,16 +62,17 @@ def bench(
     if rounds < 1:
         raise UsageError(f"rounds must be 1 or more, not {rounds}.")
     artifact = open_artifact(directory, device=choose_device(device), trust_remote_code=trust_remote_code)
-    if not artifact.kernels:
+    kernels = artifact.kernels or _exact(artifact)
+    if not kernels:
         raise CheckpointError(f"{directory} has no converted site: there is nothing to compare.")
     artifact.model.to(dtype=dtype)
     parameter = next(artifact.model.parameters())
     modality, cases = make_cases(artifact, tokens, resolutions, data)
     settings = Settings(parameter.device, compile, rounds, progress_of(progress))
-    lengths = [measure_case(case, artifact.kernels, settings) for case in cases]
+    lengths = [measure_case(case, kernels, settings) for case in cases]
     crossover = find_crossover(ratios(lengths, "hybrid"))
     guard = [
-        measure_guard(case, length.tokens, artifact.kernels, crossover.tokens, settings)
+        measure_guard(case, length.tokens, kernels, crossover.tokens, settings)
         for case, length in zip(cases, lengths, strict=True)
         if crossover.tokens is not None and length.tokens < crossover.tokens
     ]
@@ -94,3 +98,9 @@ def bench(
         min_tokens_written=None,
         seconds=time.perf_counter() - start,
     )
+
+
+def _exact(artifact: Artifact) -> dict[str, Kernel]:
+    """Exact attention for the sites of blocks whose tokens are merged: what an artifact without kernels runs."""
+    sites = artifact.host.sites()
+    return {s.name: ExactKernel(s.heads, s.head_dim) for s in sites if is_block_of(artifact.merges, s.name)}

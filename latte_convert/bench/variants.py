@@ -51,16 +51,29 @@ def original(kernels: Mapping[str, Kernel]) -> Variant:
 
 
 def hybrid(case: Case, kernels: Mapping[str, Kernel], *, min_tokens: int = 0) -> Variant:
-    """The artifact as it is loaded, by default without an exact branch for short sequences."""
-    install = partial(case.host.convert, kernels, min_tokens=min_tokens)
-    return Variant("hybrid", install, kernels)
+    """The artifact as it is loaded, by default without an exact branch for short sequences.
+
+    Where it merges tokens, its attention runs on fewer of them than the original's: it cannot be measured alone.
+    """
+    install = partial(case.host.convert, {**kernels, **case.merges}, min_tokens=min_tokens)
+    return Variant("hybrid", install, {} if case.merges else kernels, detail=_merging(case))
+
+
+def _merging(case: Case) -> str:
+    left = min((merge.share for merge in case.merges.values()), default=1.0)
+    return f"tokens merged to {left:.0%}" if case.merges else ""
 
 
 def compiled(case: Case, kernels: Mapping[str, Kernel]) -> Variant:
     """The hybrid with its kernels compiled for the shapes of one length; the rest of the model stays eager.
 
     ``fullgraph``, because PyTorch would otherwise run what it cannot compile eagerly, without a word.
+
+    Raises:
+        CheckpointError: The hybrid merges tokens, which runs eagerly.
     """
+    if case.merges:
+        raise CheckpointError("blocks whose tokens are merged run eagerly: there is nothing to compile")
     torch.compiler.reset()  # what was compiled for another length counts towards its limit of recompilations
     fast: dict[str, Any] = {name: torch.compile(k, dynamic=False, fullgraph=True) for name, k in kernels.items()}
     install = partial(case.host.watch, fast)

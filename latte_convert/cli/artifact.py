@@ -45,6 +45,9 @@ def inspect(directory: options.Directory, json: options.Json = False) -> None:
         shown = f"{rounded_down(least.alike)} {least.measure}"
         console.result(f"fidelity     {shown} of {primary} on {report.fidelity.samples} held-out samples")
     console.result(f"converted    {len(manifest.sites)} sites")
+    if manifest.merges:
+        left = min(merge.share for merge in manifest.merges)
+        console.result(f"merging      {len(manifest.merges)} blocks, the last on {left:.0%} of its tokens")
     layouts = {site.name: site.layout for site in report.sites} if report is not None else {}
     for site in manifest.sites:
         values = ", ".join(f"{name} {text}" for name, text in parameters[site.name].items())

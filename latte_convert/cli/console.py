@@ -242,7 +242,7 @@ def fidelity_table(report: Report) -> None:
         for name, a in report.fidelity.outputs.items()
     ]
     table(
-        f"Fidelity on {report.fidelity.samples} held-out samples ({len(report.converted)} sites converted)",
+        f"Fidelity on {report.fidelity.samples} held-out samples ({report.made})",
         ("output", "likeness", "95% interval", "cosine", "relative error"),
         rows,
         right=(1, 2, 3, 4),

@@ -151,7 +151,7 @@ def _score(model: str, calib: list[str], **arguments: Any) -> Report:
 def _show_plan(report: Report, json: bool) -> None:
     _warn(report)
     console.site_table(report)
-    console.note(f"the recipe converts {len(report.converted)} of {len(report.sites)} sites; nothing was converted.")
+    console.note(f"the recipe: {report.made}; nothing was converted.")
     if json:
         console.document(report.model_dump(mode="json"))
         return

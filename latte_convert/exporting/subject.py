@@ -79,6 +79,10 @@ def _hybrid(path: Path, resolution: int | None, trust_remote_code: bool) -> Subj
     if resolution not in (None, own) and source.library != "transformers":  # these are built for one size
         network, _ = source.instantiate(source.original_tensors(), resolution)
         host = Host.of(network)
+    if manifest.merges:
+        raise CheckpointError(
+            f"{path} merges tokens, which has no exported form yet: convert with --merge 1 to export it."
+        )
     host.convert(artifact.kernels, min_tokens=manifest.min_tokens)
     towers = {site.name: site.tower for site in host.sites() if site.name in artifact.kernels}
     return Subject(

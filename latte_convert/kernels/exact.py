@@ -14,6 +14,7 @@ class ExactKernel(Kernel):
 
     name = "exact"
     causal_form = True
+    takes_merged = True
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Attend; see ``Kernel.forward``."""

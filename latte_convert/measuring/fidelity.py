@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from latte_convert.adapters.convert import Changes
 from latte_convert.adapters.host import Host, require_calls
 from latte_convert.attention import AttentionSite, CallShape, SiteCall
 from latte_convert.data.feed import Feed, Inputs
@@ -28,6 +29,7 @@ class Fidelity:
         blocks: Agreement of the output of every block that holds a site.
         sites: Agreement of each kernel's attention output with the exact one, on the original's inputs.
         shapes: What each site's calls look like, with the mean number of queries and keys.
+        left: The same in the hybrid, where tokens are merged; other sites are as in ``shapes``.
         primaries: The outputs that stand for the model, or for each tower that samples reach.
         original_ms: Median wall time of the original on one sample.
         hybrid_ms: Median wall time of the hybrid on one sample.
@@ -38,6 +40,7 @@ class Fidelity:
     blocks: dict[str, Agreement] = field(default_factory=dict)
     sites: dict[str, Agreement] = field(default_factory=dict)
     shapes: dict[str, CallShape] = field(default_factory=dict)
+    left: dict[str, CallShape] = field(default_factory=dict)
     primaries: set[str] = field(default_factory=set)
     original_ms: float = 0.0
     hybrid_ms: float = 0.0
@@ -81,7 +84,7 @@ class _Watch:
 def measure(
     host: Host,
     sites: Sequence[AttentionSite],
-    kernels: Mapping[str, Kernel],
+    changes: Changes,
     feed: Feed,
     *,
     min_tokens: int = 0,
@@ -92,7 +95,7 @@ def measure(
     Args:
         host: The original; left as it was.
         sites: All routable sites, converted or not; their shapes are recorded.
-        kernels: The kernels of the converted sites.
+        changes: The kernels of the converted sites, and the blocks whose tokens are merged.
         feed: Held-out inputs.
         min_tokens: As in the plan.
         progress: Told of every sample.
@@ -101,6 +104,8 @@ def measure(
         CheckpointError: A converted site is never called.
     """
     result = Fidelity()
+    kernels = {name: change for name, change in changes.items() if isinstance(change, Kernel)}
+    left: dict[str, list[CallShape]] = {}
     watches = {site.name: _Watch(kernels.get(site.name)) for site in sites}
     blocks = list(dict.fromkeys(host.block(site.name) for site in sites))
     result.blocks = {block: Agreement() for block in blocks}
@@ -116,10 +121,12 @@ def measure(
             prefix = max((watch.prefix for watch in watches.values()), default=0)
             original = dict(named_outputs(output, prefix))
             seen = dict(outputs)
-            with host.convert(kernels, min_tokens=min_tokens) as applied:
+            with host.convert(changes, min_tokens=min_tokens) as applied:
                 hybrid = dict(named_outputs(host.run(inputs), prefix))
                 for name, handler in applied.handlers.items():
                     calls[name] += handler.calls
+                for name, shape in applied.shapes.items():
+                    left.setdefault(name, []).append(shape)
             for block, tensor in seen.items():
                 result.blocks[block].add(tensor, outputs[block])
         place = f"{inputs.tower}." if inputs.tower else ""
@@ -131,7 +138,7 @@ def measure(
             {place + name: tensor for name, tensor in hybrid.items()},
         )
         original_ms.append(_milliseconds(host, inputs))
-        with host.convert(kernels, min_tokens=min_tokens):
+        with host.convert(changes, min_tokens=min_tokens):
             hybrid_ms.append(_milliseconds(host, inputs))
         with host.watch(dict.fromkeys(watches, _nothing)):
             free_ms.append(_milliseconds(host, inputs))
@@ -139,25 +146,59 @@ def measure(
     require_calls(calls)
     result.sites = {name: watches[name].agreement for name in kernels}
     result.shapes = {name: _mean_shape(watch.shapes) for name, watch in watches.items() if watch.shapes}
+    result.left = {name: _mean_shape(shapes) for name, shapes in left.items()}
     result.original_ms, result.hybrid_ms = statistics.median(original_ms), statistics.median(hybrid_ms)
     result.free_ms = statistics.median(free_ms)
     return result
 
 
-def speedup(host: Host, kernels: Mapping[str, Kernel], feed: Feed, *, min_tokens: int = 0, runs: int = 3) -> float:
+def speedup(host: Host, changes: Changes, feed: Feed, *, min_tokens: int = 0, runs: int = 3) -> float:
     """How many times faster the hybrid is, end to end: the ratio of the shortest of some runs, taken in turns."""
     ratios = []
     for inputs in feed:
         host.run(inputs)
-        with host.convert(kernels, min_tokens=min_tokens):
+        with host.convert(changes, min_tokens=min_tokens):
             host.run(inputs)
         original, hybrid = [], []
         for _ in range(runs):
             original.append(_milliseconds(host, inputs))
-            with host.convert(kernels, min_tokens=min_tokens):
+            with host.convert(changes, min_tokens=min_tokens):
                 hybrid.append(_milliseconds(host, inputs))
         ratios.append(min(original) / min(hybrid))
     return statistics.median(ratios)
+
+
+class Speeds:
+    """How many times faster than the original some hybrids are, end to end; the original is timed once.
+
+    Attributes:
+        best: The highest speed-up so far, 1 at least.
+
+    Args:
+        host: The original; left as it was.
+        feed: One input or a few.
+        min_tokens: As in the plan.
+        runs: Timed runs; the shortest counts.
+    """
+
+    def __init__(self, host: Host, feed: Feed, *, min_tokens: int = 0, runs: int = 2) -> None:
+        self._host, self._feed, self._min_tokens, self._runs = host, feed, min_tokens, runs
+        self._seconds({})  # warms every cache
+        self._original = self._seconds({})
+        self.best = 1.0
+
+    def of(self, changes: Changes) -> float:
+        """Speed-up of one hybrid."""
+        reached = self._original / self._seconds(changes)
+        self.best = max(self.best, reached)
+        return reached
+
+    def _seconds(self, changes: Changes) -> float:
+        total = 0.0
+        for inputs in self._feed:
+            with self._host.convert(changes, min_tokens=self._min_tokens):
+                total += min(_milliseconds(self._host, inputs) for _ in range(self._runs))
+        return total
 
 
 def _mean_shape(shapes: Sequence[CallShape]) -> CallShape:

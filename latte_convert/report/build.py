@@ -37,7 +37,8 @@ from latte_convert.report.schema import (
     StripesReport,
 )
 from latte_convert.selection.budget import Point
-from latte_convert.selection.choice import RUINOUS, Choice, kernels_of
+from latte_convert.selection.choice import RUINOUS, Choice
+from latte_convert.selection.points import kernels_of
 from latte_convert.selection.policy import count
 from latte_convert.task import Task
 from latte_convert.wording import some
@@ -77,6 +78,7 @@ def build_report(task: Task, found: Findings) -> Report:
         calibration=_calibration(task),
         sites=[_site(found, site, site.name in converted) for site in found.fitted.sites],
         converted=converted,
+        merges=dict(choice.plan.merges),
         fidelity=_fidelity(found.fidelity, len(task.holdout)) if found.fidelity else None,
         cost=_cost(task, found, found.fidelity) if found.fidelity else None,
         frontier=[_frontier_point(task, found, point) for point in choice.frontier] or None,
@@ -116,7 +118,7 @@ def _warnings(task: Task, found: Findings) -> Iterator[str]:
             f"{asked} sites were asked for, {converted} are converted: at the others every kernel is softmax itself at "
             "the length of these samples, is not finite, or ruins the model."
         )
-    if not found.choice.plan.converted:
+    if found.choice.plan.empty:
         yield (
             "nothing was converted: exact attention is all that the recipe's budget asks for or allows. Set ratio or "
             "k, or a lower max_flops or min_fidelity."
@@ -149,7 +151,7 @@ def not_faster(fidelity: Fidelity) -> str:
 def _no_saving(task: Task, found: Findings, fidelity: Fidelity) -> Iterator[str]:
     """A warning where held-out samples are so short that the fidelity of converted sites comes cheap."""
     kernels = found.choice.kernels
-    shapes = {name: shape for name, shape in fidelity.shapes.items() if name in kernels}
+    shapes = {name: fidelity.left.get(name, shape) for name, shape in fidelity.shapes.items() if name in kernels}
     idle = [
         name
         for name, shape in shapes.items()
@@ -259,6 +261,7 @@ def _frontier_point(task: Task, found: Findings, point: Point) -> FrontierPoint:
         predicted_error=_finite(point.error),
         cosine=_finite(point.cosine),
         chosen=point is found.choice.chosen,
+        tokens_left=min(point.merges.values(), default=1.0),
     )
 
 
@@ -287,10 +290,11 @@ def _cost(task: Task, found: Findings, fidelity: Fidelity) -> CostReport:
             continue
         shape = fidelity.shapes[site.name]
         exact = ExactKernel(site.heads, site.head_dim)
-        used = kernels.get(site.name, exact) if shape.keys >= task.recipe.min_tokens else exact
-        for column, kernel in enumerate((exact, used)):
-            sums["true"][column] += kernel.flops(shape)
-            sums["paper"][column] += kernel.paper_flops(shape)
+        left = fidelity.left.get(site.name, shape)
+        used = kernels.get(site.name, exact) if left.keys >= task.recipe.min_tokens else exact
+        for column, (kernel, seen) in enumerate(((exact, shape), (used, left))):
+            sums["true"][column] += kernel.flops(seen)
+            sums["paper"][column] += kernel.paper_flops(seen)
     model = task.host.model
     added = sum(parameter.numel() for kernel in kernels.values() for parameter in kernel.parameters())
     ours = {id(parameter) for kernel in kernels.values() for parameter in kernel.parameters()}

@@ -173,6 +173,7 @@ class FrontierPoint(_Model):
     predicted_error: float | None = Field(description="Squared error of the final output over its variance.")
     cosine: float | None = Field(description="Mean cosine of the final output on a few calibration samples.")
     chosen: bool = Field(description="Whether this plan was carried out.")
+    tokens_left: float = Field(1.0, description="Share of its tokens that the last merged block works on.")
 
 
 class HeadStripes(_Model):
@@ -213,6 +214,10 @@ class Report(_Model):
         None, description="Below so many keys the artifact runs exact attention; null where it is the recipe's."
     )
     converted: list[str] = Field(description="Names of the converted sites, in order of the module tree.")
+    merges: dict[str, float] = Field(
+        default_factory=dict,
+        description="Share of its tokens that each block works on whose tokens are merged, in order of execution.",
+    )
     fidelity: FidelityReport | None
     cost: CostReport | None
     warnings: list[str]
@@ -221,6 +226,19 @@ class Report(_Model):
     stripes: StripesReport | None = None
     bench: BenchReport | None = Field(None, description="What latte bench measured.")
     evaluations: list[EvalReport] | None = Field(None, description="What latte eval measured.")
+
+    @property
+    def changed(self) -> bool:
+        """Whether the hybrid is anything else than the original."""
+        return bool(self.converted or self.merges)
+
+    @property
+    def made(self) -> str:
+        """What was done, in words: sites and, where tokens are merged, how many are left."""
+        sites = f"{len(self.converted)} of {len(self.sites)} attention sites converted"
+        if not self.merges:
+            return sites
+        return f"{sites}, tokens merged to {min(self.merges.values()):.0%} over {len(self.merges)} blocks"
 
     def __repr__(self) -> str:
         """What was converted, how close it is and what it costs, in a few lines; ``model_dump`` has all of it."""

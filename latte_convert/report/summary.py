@@ -12,8 +12,8 @@ from latte_convert.wording import rounded_down
 def summarise(report: Report) -> str:
     """What was converted, how close it is to the original, what it costs, and whether it is worth it."""
     worth, fidelity = worth_of(report), report.fidelity
-    made = "converted" if worth else "would be converted"
-    lines = [f"{report.source.model_class}: {len(report.converted)} of {len(report.sites)} attention sites {made}"]
+    made = report.made if worth else report.made.replace("converted", "would be converted")
+    lines = [f"{report.source.model_class}: {made}"]
     if worth and fidelity:
         plural = "" if fidelity.samples == 1 else "s"
         measured = f"{rounded_down(worth.likeness)} {fidelity.least.measure} of {fidelity.primary}"

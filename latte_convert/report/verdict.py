@@ -149,7 +149,7 @@ def _memory(length: LengthResult | None) -> tuple[float | None, str]:
 
 def _verdict(report: Report, speedup: float | None, memory: float | None, likeness: float) -> str:
     """Whether converting pays at this size."""
-    if not report.converted:
+    if not report.changed:
         return "No site was converted: this hybrid is the original."
     closeness = level_of(likeness).label
     if speedup is None:
@@ -179,8 +179,11 @@ def _crossover(report: Report) -> str:
 
 
 def _limit(length: LengthResult | None, report: Report) -> str | None:
-    """Amdahl's law: by ``latte bench``, which times the converted attention, or by the held-out samples without any."""
-    if not report.converted:
+    """Amdahl's law: by ``latte bench``, which times the converted attention, or by the held-out samples without any.
+
+    Merging shortens more than attention: it has no such limit.
+    """
+    if not report.converted or report.merges:
         return None
     original = length.variant("original") if length else None
     if original and original.forward and original.attention:
@@ -221,10 +224,12 @@ def next_step(report: Report, directory: str = ".") -> tuple[str, str]:
     kept = retained(report)
     likeness = report.fidelity.least.alike if report.fidelity else 1.0
     speedup, _ = _speed(report, _bench_length(report))
-    if not report.converted:
-        return "Convert more sites:", _convert(report, 0.5)
+    if not report.changed:
+        return "Convert more sites:", _convert(report, _share(0.5))
     if (kept is not None and kept < ENOUGH) or (kept is None and likeness < LEVELS[2].floor):
-        return "Convert fewer sites:", _convert(report, len(report.converted) / _eligible(report) / 2)
+        if (target := report.recipe.get("target_speedup")) is not None:
+            return "Ask for less speed:", _convert(report, f"--target-speedup {1 + (target - 1) / 2:.3g}")
+        return "Convert fewer sites:", _convert(report, _share(len(report.converted) / _eligible(report) / 2))
     if report.bench is None and speedup is not None and speedup <= 1 + SAME_SPEED:
         return "Find the length from which it pays:", f"latte bench {place} --save"
     if kept is None:
@@ -238,13 +243,18 @@ def next_step(report: Report, directory: str = ".") -> tuple[str, str]:
     return "Check the files before you ship them:", f"latte verify {place}"
 
 
-def _convert(report: Report, ratio: float) -> str:
-    """The conversion again, with another share of the sites."""
-    share = f"{math.floor(100 * ratio) / 100:g}"
+def _share(ratio: float) -> str:
+    """The option for a share of the sites."""
+    return f"--ratio {math.floor(100 * ratio) / 100:g}"
+
+
+def _convert(report: Report, option: str) -> str:
+    """The conversion again, with another budget."""
     if not report.source.sha256:
-        return f"convert(model, batches, recipe=Recipe(ratio={share}))"
+        name, value = option.removeprefix("--").replace("-", "_").split()
+        return f"convert(model, batches, recipe=Recipe({name}={value}))"
     data = " ".join(f"--calib {shlex.quote(place)}" for place in report.calibration.source.split(", "))
-    return f"latte convert {shlex.quote(report.source.id)} {data} --ratio {share} --out hybrid-2"
+    return f"latte convert {shlex.quote(report.source.id)} {data} {option} --out hybrid-2"
 
 
 def _eligible(report: Report) -> int:

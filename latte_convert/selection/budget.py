@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,7 @@ class Point:
         error: Predicted error of the final output, or, of a greedy plan, the measured one.
         likeness: Likeness of its least alike final output on the samples it was fitted to, where it has been measured.
         cosine: Least cosine of a final output on some of them, where it has been measured.
+        merges: Share of its tokens that each merged block works on, by block, in order of execution.
     """
 
     kernels: Mapping[str, int]
@@ -64,6 +65,12 @@ class Point:
     error: float
     likeness: float | None = None
     cosine: float | None = None
+    merges: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the original is all that comes of it."""
+        return not self.kernels and not self.merges
 
 
 def most_robust(errors: Mapping[str, Sequence[float]], count: int) -> list[str]:

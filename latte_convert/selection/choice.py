@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from latte_convert.adapters.convert import Changes
 from latte_convert.calibration.fit import Fit
 from latte_convert.calibration.fitted import Fitted
 from latte_convert.data.feed import FirstOf
@@ -23,12 +24,14 @@ from latte_convert.selection.budget import (
     that_work,
 )
 from latte_convert.selection.costs import site_costs
+from latte_convert.selection.fast import fast_enough, merged
 from latte_convert.selection.greedy import greedy_order, path
 from latte_convert.selection.isolated import isolated_scores
+from latte_convert.selection.merging import merges_of
 from latte_convert.selection.plan import Plan
+from latte_convert.selection.points import changes_of, drifts_of
 from latte_convert.selection.policy import count, plan
 from latte_convert.selection.scores import Score, paper_scores
-from latte_convert.selection.trials import Drift, try_plans
 from latte_convert.task import Task
 
 COSTED_ON = 8
@@ -64,6 +67,11 @@ class Choice:
     scores: Mapping[str, Score]
     frontier: tuple[Point, ...]
     chosen: Point
+
+    @property
+    def changes(self) -> Changes:
+        """The kernels, and the blocks whose tokens are merged: what ``Host.convert`` takes."""
+        return {**self.kernels, **merges_of(self.plan.merges)}
 
     @property
     def kernels(self) -> dict[str, Kernel]:
@@ -114,22 +122,26 @@ def choose_plan(
     if recipe.max_flops is not None or recipe.target_speedup is not None:
         errors = that_save(errors, costs)
     points, eligible = _weighed(task, fitted, errors, costs, progress)
-    point = _pick(task, fitted, eligible, margin)
+    if recipe.target_speedup is None:
+        point = _pick(task, fitted, eligible, margin)
+    else:
+        point = fast_enough(task, fitted, eligible, lambda: _pick(task, fitted, eligible, margin))
+    if recipe.merge is not None and recipe.merge < 1 and not point.merges:
+        point = merged(task, fitted, point)
     best = {site: point.kernels.get(site, _best(each)) for site, each in scores.items()}
     shown = _measured(task, fitted, points, point)
     return Choice(
-        plan=plan(fitted.sites, {site: kernels[site][index].name for site, index in point.kernels.items()}, recipe),
+        plan=plan(
+            fitted.sites,
+            {site: kernels[site][index].name for site, index in point.kernels.items()},
+            recipe,
+            point.merges,
+        ),
         fits={site: fitted.fits[site][index] for site, index in best.items()},
         scores={site: scores[site][index] for site, index in best.items()},
         frontier=shown,
-        chosen=next(each for each in shown if each.kernels == point.kernels),
+        chosen=next(each for each in shown if _same(each, point)),
     )
-
-
-def kernels_of(fitted: Fitted, point: Point) -> dict[str, Kernel]:
-    """The kernels that a plan gives its sites."""
-    kernels = fitted.kernels
-    return {site: kernels[site][index] for site, index in point.kernels.items()}
 
 
 def _weighed(
@@ -182,8 +194,8 @@ def _pick(task: Task, fitted: Fitted, points: Sequence[Point], margin: float) ->
     first = FirstOf(task.fitting, 1)
     return choose(
         points,
-        measure=lambda point: _drifts(task, fitted, [point], len(task.fitting))[0].worst.likeness,
-        speedup=lambda point: speedup(task.host, kernels_of(fitted, point), first, min_tokens=recipe.min_tokens),
+        measure=lambda point: drifts_of(task, fitted, [point], len(task.fitting))[0].worst.likeness,
+        speedup=lambda point: speedup(task.host, changes_of(fitted, point), first, min_tokens=recipe.min_tokens),
         max_flops=recipe.max_flops,
         target_speedup=recipe.target_speedup,
         min_fidelity=least,
@@ -193,23 +205,18 @@ def _pick(task: Task, fitted: Fitted, points: Sequence[Point], margin: float) ->
 
 def _measured(task: Task, fitted: Fitted, points: Sequence[Point], chosen: Point) -> tuple[Point, ...]:
     """Some plans of the frontier with their fidelity, for the report; the chosen one is among them."""
-    shown = [point for point in spaced(points, SHOWN) if point.kernels and point.kernels != chosen.kernels] + [chosen]
+    shown = [point for point in spaced(points, SHOWN) if point.kernels and not _same(point, chosen)] + [chosen]
     shown.sort(key=lambda point: -point.flops)
-    drifts = _drifts(task, fitted, shown, SHOWN_ON)
+    drifts = drifts_of(task, fitted, shown, SHOWN_ON)
     return tuple(
         replace(point, cosine=drift.least_cosine.cosine, likeness=drift.worst.likeness)
         for point, drift in zip(shown, drifts, strict=True)
     )
 
 
-def _drifts(task: Task, fitted: Fitted, points: Sequence[Point], samples: int) -> list[Drift]:
-    """What plans do to the final outputs on some calibration samples."""
-    return try_plans(
-        task.host,
-        [kernels_of(fitted, point) for point in points],
-        FirstOf(task.fitting, samples),
-        min_tokens=task.recipe.min_tokens,
-    )
+def _same(one: Point, other: Point) -> bool:
+    """Whether two plans do the same."""
+    return one.kernels == other.kernels and one.merges == other.merges
 
 
 def _best(scores: Sequence[Score]) -> int:

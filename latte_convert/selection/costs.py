@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from latte_convert.adapters.convert import Changes
 from latte_convert.adapters.host import Host
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.data.feed import Feed
+from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.softmax import softmax_flops
 from latte_convert.selection.budget import SiteCost
 
@@ -26,6 +28,27 @@ class _Shapes:
     def __call__(self, call: AttentionCall) -> Tensor | None:
         self.counts[call.shape] += call.query.shape[0]
         return None
+
+
+def merged_share(host: Host, candidates: Candidates, changes: Changes, feed: Feed) -> float:
+    """Share of the exact attention FLOPs that a plan leaves which merges tokens, counted in a run of it."""
+    exact = left = 0
+    for inputs in feed:
+        shapes = {site: _Shapes() for site in candidates}
+        with host.watch(shapes):
+            host.run(inputs)
+        with host.convert(changes) as applied:
+            host.run(inputs)
+            ran = applied.shapes
+        for site, seen in shapes.items():
+            whole = sum(softmax_flops(shape) * count for shape, count in seen.counts.items())
+            kernel = changes.get(site)
+            exact += whole
+            if site not in ran:
+                left += whole
+            else:
+                left += kernel.flops(ran[site]) if isinstance(kernel, Kernel) else softmax_flops(ran[site])
+    return left / exact if exact else 1.0
 
 
 def site_costs(host: Host, candidates: Candidates, feed: Feed, *, min_tokens: int = 0) -> dict[str, SiteCost]:

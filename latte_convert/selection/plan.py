@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from latte_convert.attention import AttentionSite
 
@@ -16,6 +16,7 @@ class Plan:
         converted: Sites to convert, in order of the module tree.
         kept: Sites that stay exact, in order of the module tree.
         kernels: Name of the kernel that each converted site gets, by site.
+        merges: Share of its tokens that each merged block works on, by block, in order of execution.
         min_tokens: With fewer keys than this, a converted site runs its exact branch.
     """
 
@@ -23,3 +24,9 @@ class Plan:
     kept: tuple[AttentionSite, ...]
     kernels: Mapping[str, str]
     min_tokens: int = 0
+    merges: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the original is all that comes of it."""
+        return not self.converted and not self.merges

@@ -29,17 +29,24 @@ def count(sites: Sequence[AttentionSite], recipe: Recipe) -> int | None:
     return None if ratio is None else round(ratio * eligible)
 
 
-def plan(sites: Sequence[AttentionSite], kernels: Mapping[str, str], recipe: Recipe) -> Plan:
+def plan(
+    sites: Sequence[AttentionSite],
+    kernels: Mapping[str, str],
+    recipe: Recipe,
+    merges: Mapping[str, float] | None = None,
+) -> Plan:
     """The plan that gives some of the sites a kernel each.
 
     Args:
         sites: All sites, after ``restrict``.
         kernels: Name of the kernel of each site to convert, by site.
         recipe: ``min_tokens``.
+        merges: Share of its tokens that each merged block works on.
     """
     return Plan(
         converted=tuple(site for site in sites if site.name in kernels),
         kept=tuple(site for site in sites if site.name not in kernels),
         kernels={site.name: kernels[site.name] for site in sites if site.name in kernels},
         min_tokens=recipe.min_tokens,
+        merges=merges or {},
     )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from latte_convert.adapters.convert import Changes
 from latte_convert.adapters.host import Host, require_calls
 from latte_convert.attention import AttentionCall
 from latte_convert.data.feed import Feed, Inputs
@@ -106,12 +107,12 @@ def _likeness(agreement: Agreement) -> float:
     return agreement.likeness if agreement.likeness == agreement.likeness else float("-inf")
 
 
-def try_plan(host: Host, kernels: Mapping[str, Kernel], feed: Feed, *, min_tokens: int = 0) -> Drift:
+def try_plan(host: Host, kernels: Changes, feed: Feed, *, min_tokens: int = 0) -> Drift:
     """What converting sites together does to the final output; the model is left as it was."""
     return try_plans(host, [kernels], feed, min_tokens=min_tokens)[0]
 
 
-def try_plans(host: Host, plans: Sequence[Mapping[str, Kernel]], feed: Feed, *, min_tokens: int = 0) -> list[Drift]:
+def try_plans(host: Host, plans: Sequence[Changes], feed: Feed, *, min_tokens: int = 0) -> list[Drift]:
     """``try_plan`` for several plans; the original runs once."""
     spreads: dict[str, Spread] = {}
     drifts = [Drift(host.model, spreads=spreads) for _ in plans]
