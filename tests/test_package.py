@@ -114,3 +114,11 @@ def test_the_wheel_has_what_the_code_reads(tmp_path: Path) -> None:
     kept = [path for path in (ROOT / "latte_convert").rglob("*") if path.suffix in (".j2", ".typed", ".py")]
     assert names >= {path.relative_to(ROOT).as_posix() for path in kept}
     assert {f"latte_convert/configs/{path.name}" for path in (ROOT / "configs").iterdir()} <= names
+
+
+def test_the_container_copies_what_the_wheel_is_made_of_and_runs_latte() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    copied = {name for line in lines if line.startswith("COPY ") for name in line.split()[1:-1]}
+    assert copied == {"pyproject.toml", "README.md", "LICENSE", "configs", "latte_convert"}
+    assert all((ROOT / name).exists() for name in copied)
+    assert lines[-1] == 'ENTRYPOINT ["latte"]'

@@ -17,7 +17,7 @@ from latte_convert.artifact.locks import abandoned, claim, locked, recover
 from latte_convert.artifact.manifest import Manifest, read_manifest
 from latte_convert.errors import IntegrityError, OutputError
 from latte_convert.names import MANIFEST
-from latte_convert.reading import sha256_file
+from latte_convert.reading import MOST_BYTES, sha256_file
 
 Fill = Callable[[Path], object]
 """Writes the content of a file to the path that it is given."""
@@ -145,4 +145,4 @@ def check_result(path: Path) -> None:
 
 
 def _is(path: Path, digest: str) -> bool:
-    return path.is_file() and sha256_file(path) == digest
+    return path.is_file() and path.stat().st_size <= MOST_BYTES and sha256_file(path) == digest

@@ -246,8 +246,11 @@ def check_patches(resolution: int, patch: int) -> None:
     """Refuse a resolution that patches do not cover.
 
     Raises:
-        CheckpointError: It is not a multiple of the patch size; the message names the nearest one.
+        CheckpointError: It is not a multiple of the patch size, and the message names the nearest one; or there is no
+            such patch.
     """
+    if patch < 1:
+        raise CheckpointError(f"patches of {patch} pixels cannot be: the model's configuration is wrong.")
     if resolution % patch:
         near = max(patch, round(resolution / patch) * patch)
         raise CheckpointError(

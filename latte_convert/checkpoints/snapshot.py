@@ -6,16 +6,25 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from latte_convert.errors import CheckpointError
-from latte_convert.reading import sha256_file
+from latte_convert.reading import MOST_BYTES, sha256_file
 
 if TYPE_CHECKING:
     from latte_convert.checkpoints.base import Checkpoint
 
 
 def take_snapshot(checkpoint: Checkpoint) -> dict[str, str]:
-    """SHA-256 of every file of a checkpoint, its weights and what lies beside them, by name."""
+    """SHA-256 of every file of a checkpoint, its weights and what lies beside them, by name.
+
+    Raises:
+        CheckpointError: A file beside the weights is so large that it cannot belong to them.
+    """
     places = {path.name: path for path in checkpoint.weights}
     places |= {name: checkpoint.sidecar(name) for name in checkpoint.sidecars()}
+    for name in checkpoint.sidecars():
+        if (size := places[name].stat().st_size) > MOST_BYTES:
+            raise CheckpointError(
+                f"{places[name]} has {size / 1e6:,.0f} MB, too much for a file beside the weights: move it away."
+            )
     return {name: sha256_file(path) for name, path in sorted(places.items())}
 
 

@@ -200,3 +200,20 @@ def test_the_original_inside_that_cannot_be_used_is_an_integrity_error(latte, ar
         (artifact / "latte.json").write_text(json.dumps(manifest))
         code, _, stderr = latte("verify", artifact)
         assert code == 5, stderr
+
+
+@pytest.mark.parametrize("name", ["eval-knn.json", "preprocessor_config.json", "model.safetensors"])
+def test_a_hole_of_many_gigabytes_is_not_read(measured, name, monkeypatch):
+    """The manifest may vouch for it: to hash it would take minutes."""
+    with (measured / name).open("r+b") as file:
+        file.truncate(100 * 10**9)
+    hashed = []
+    monkeypatch.setattr("latte_convert.artifact.check.sha256_file", lambda path: hashed.append(path) or "")
+    monkeypatch.setattr("latte_convert.artifact.check.settle", lambda _: None)
+    manifest = json.loads((measured / "latte.json").read_text())
+    for part in ("files", "results"):
+        manifest[part] = dict.fromkeys(manifest[part], "")
+    (measured / "latte.json").write_text(json.dumps(manifest))
+    with pytest.raises(IntegrityError, match=f"'{name}' is not the file that was saved"):
+        latte_convert.verify(measured)
+    assert measured / name not in hashed

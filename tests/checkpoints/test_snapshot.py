@@ -80,3 +80,10 @@ def test_a_source_that_is_gone_is_no_obstacle(source, photos, tmp_path):
     result = latte_convert.convert(source, photos, recipe=Recipe(kernel="latte", samples=4))
     shutil.rmtree(source)
     assert latte_convert.verify(result.save(tmp_path / "hybrid")).probe_difference < 1e-5
+
+
+def test_a_hole_beside_the_weights_is_refused(source: Path, photos: Path) -> None:
+    with (source / "vocab.txt").open("wb") as file:
+        file.truncate(100 * 10**9)
+    with pytest.raises(CheckpointError, match=r"vocab\.txt has 100,000 MB, too much"):
+        latte_convert.convert(source, photos, recipe=Recipe(kernel="latte", samples=4), progress=False)
