@@ -23,13 +23,13 @@ from latte_convert.measuring.flops import measured_flops
 
 HEADS, DIM, SCALE = 2, 20, 0.4
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-CASES = [  # prefix, grid or length, window, region, blocks
-    (1, (8, 9), 6, 12, 8),
-    (0, (5, 14), 8, 8, 4),
-    (3, (10, 7), 10, 20, 16),
-    (0, 67, 7, 14, 8),
-    (2, 61, 5, 9, 1),
-    (1, (1, 64), 8, 16, 4),
+CASES = [  # prefix, grid or length, window, region, blocks, opened
+    (1, (8, 9), 6, 12, 8, 2),
+    (0, (5, 14), 8, 8, 4, 0),
+    (3, (10, 7), 10, 20, 16, 1),
+    (0, 67, 7, 14, 8, 3),
+    (2, 61, 5, 9, 1, 0),
+    (1, (1, 64), 8, 16, 4, 9),
 ]
 
 
@@ -79,7 +79,7 @@ def described(case: tuple[Any, ...], masked: bool = False, merged: bool = False)
 
 def expected_of(case: tuple[Any, ...], inputs: list[Tensor], call: dict[str, Any]) -> Tensor:
     """The definition, with the line and the blocks of the kernel."""
-    prefix, grid, window, region, blocks = case
+    prefix, grid, window, region, blocks, opened = case
     count = size_of(grid)
     line = torch.arange(count).expand(2, -1)
     if call["merged"] is not None:
@@ -101,12 +101,12 @@ def expected_of(case: tuple[Any, ...], inputs: list[Tensor], call: dict[str, Any
                 assign[sample, head, line[sample, inside]] = block
     slices = Slices.of(count, window, region)
     size = None if call["merged"] is None else call["merged"].size
-    sizes = {"window": slices.size, "halo": slices.halo, "prefix": prefix, "mask": call["mask"], "size": size}
-    return blocks_reference(*inputs, scale=SCALE, assign=assign, line=line, **sizes)
+    cut = {"window": slices.size, "halo": slices.halo, "opened": opened, "prefix": prefix}
+    return blocks_reference(*inputs, scale=SCALE, assign=assign, line=line, mask=call["mask"], size=size, **cut)
 
 
 def attend(case: tuple[Any, ...], inputs: list[Tensor], call: dict[str, Any]) -> Tensor:
-    kernel = Always(HEADS, DIM, window=case[2], region=case[3], blocks=case[4])
+    kernel = Always(HEADS, DIM, window=case[2], region=case[3], blocks=case[4], opened=case[5])
     return kernel(AttentionCall(*inputs, scale=SCALE, **call))
 
 
@@ -165,14 +165,16 @@ def test_channels_need_not_be_next_to_each_other(merged: bool) -> None:
 # --- limits ---
 
 
-@pytest.mark.parametrize("case", [(1, (8, 8), 64, 64, 8), (0, 40, 8, 200, 4), (2, (6, 7), 1, 9, 64)])
-def test_a_region_of_all_keys_or_a_block_for_each_is_softmax(case: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize(
+    "case", [(1, (8, 8), 64, 64, 8, 2), (0, 40, 8, 200, 4, 0), (2, (6, 7), 1, 9, 64, 0), (0, 50, 7, 7, 4, 4)]
+)
+def test_a_region_of_all_keys_or_a_block_for_each_or_all_opened_is_softmax(case: tuple[Any, ...]) -> None:
     inputs, call = tokens(case[0] + size_of(case[1])), described(case)
     assert_close(attend(case, inputs, call), softmax_reference(*inputs, scale=SCALE), 1e-9)
 
 
 def test_equal_queries_get_the_exact_answer() -> None:
-    case = (1, (20, 20), 50, 80, 8)
+    case = (1, (20, 20), 50, 80, 8, 2)
     query, key, value = tokens(401)
     inputs = [query[:, :, :1].expand(-1, -1, 401, -1), 3 * key, value]
     assert_close(attend(case, inputs, described(case)), softmax_reference(*inputs, scale=SCALE), 1e-9)
@@ -197,8 +199,16 @@ def test_more_of_everything_is_nearer_to_softmax() -> None:
     query = key + 0.5  # tokens look at those like themselves, most of which are near
     exact = softmax_reference(query, key, value, scale=0.3)
     errors = []
-    for window, region, blocks in [(96, 96, 1), (96, 96, 16), (48, 96, 16), (16, 96, 16), (16, 96, 64), (16, 192, 64)]:
-        kernel = Always(HEADS, DIM, window=window, region=region, blocks=blocks)
+    for window, region, blocks, opened in [
+        (96, 96, 1, 0),
+        (96, 96, 16, 0),
+        (48, 96, 16, 0),
+        (16, 96, 16, 0),
+        (16, 96, 64, 0),
+        (16, 192, 64, 0),
+        (16, 192, 64, 9),
+    ]:
+        kernel = Always(HEADS, DIM, window=window, region=region, blocks=blocks, opened=opened)
         out = kernel(AttentionCall(query, key, value, scale=0.3, layout=TokenLayout(grid=(24, 24))))
         errors.append(float((out - exact).norm() / exact.norm()))
     assert errors == sorted(errors, reverse=True)
@@ -214,7 +224,7 @@ def test_threads_do_not_change_the_blocks() -> None:
     for threads in (1, 2):
         torch.set_num_threads(threads)
         with torch.no_grad():
-            outs.append(attend((1, (30, 30), 50, 100, 16), inputs, described((1, (30, 30)))))
+            outs.append(attend((1, (30, 30), 50, 100, 16, 2), inputs, described((1, (30, 30)))))
     assert_close(*outs, 1e-5)  # another block would change far more
 
 
@@ -229,15 +239,15 @@ def test_no_tensor_is_larger_than_a_few_of_the_inputs(grid: tuple[int, int] | No
 
 
 @pytest.mark.parametrize(("grid", "prefix"), [((40, 40), 1), ((33, 29), 4), (None, 2)])
-@pytest.mark.parametrize(("window", "region", "blocks"), [(32, 64, 32), (50, 50, 64), (16, 100, 1)])
+@pytest.mark.parametrize(("window", "region", "blocks", "opened"), [(32, 64, 32, 0), (50, 50, 64, 4), (16, 100, 1, 0)])
 def test_flops_are_those_that_run(
-    grid: tuple[int, int] | None, prefix: int, window: int, region: int, blocks: int
+    grid: tuple[int, int] | None, prefix: int, window: int, region: int, blocks: int, opened: int
 ) -> None:
     count = prefix + (grid[0] * grid[1] if grid else 1000)
     inputs = [t[:1] for t in tokens(count, dtype=torch.float32)]
     layout = TokenLayout(prefix=prefix, grid=grid)
     shape = CallShape(count, count, HEADS, DIM, DIM, layout=layout)
-    kernel = BlocksKernel(HEADS, DIM, window=window, region=region, blocks=blocks)
+    kernel = BlocksKernel(HEADS, DIM, window=window, region=region, blocks=blocks, opened=opened)
     for grad in (False, True):
         inputs[0].requires_grad_(grad)
         with torch.set_grad_enabled(grad):
@@ -317,7 +327,9 @@ def test_blocks_are_of_keys_that_are_alike() -> None:
     assert pure >= 6  # a median may cut through a group
 
 
-@pytest.mark.parametrize("options", [{"window": 0}, {"region": -1}, {"blocks": 0}, {"blocks": 24}, {"window": 2.5}])
+@pytest.mark.parametrize(
+    "options", [{"window": 0}, {"region": -1}, {"blocks": 0}, {"blocks": 24}, {"opened": -1}, {"window": 2.5}]
+)
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     name, value = next(iter(options.items()))
     with pytest.raises(UsageError, match=f"`{name}` is {value}"):

@@ -21,7 +21,7 @@ GRID = (8, 8)
 TOKENS = 1 + GRID[0] * GRID[1]
 LAYOUT = TokenLayout(prefix=1, grid=GRID)
 OPTIONS: dict[str, dict[str, Any]] = {
-    "blocks": {"window": 8, "region": 12, "blocks": 4},
+    "blocks": {"window": 8, "region": 8, "blocks": 4, "opened": 1},
     "near_far": {"window": 2, "halo": 1, "clusters": 4, "views": 2},
 }
 """What makes a kernel do its own thing on so few tokens: by default these run softmax here."""

@@ -22,20 +22,19 @@ class Tokens(NamedTuple):
     """The tokens of ``G`` heads, laid along the line that windows are slices of, and the prefix.
 
     Attributes:
-        query, key, value: ``(G, halo + W·n + halo, ·)``; places over the ends hold the token at that end.
+        query: ``(G, halo + W·n + halo, d)``; places over the ends hold the token at that end.
+        rows: ``(G, halo + W·n + halo, d + dv)``: keys and values.
         level: ``(G or 1, halo + W·n + halo)``: added to logits: the logarithm of how many tokens a key stands for, the
             lowest where there is none.
-        first_key, first_value: ``(G, p, ·)``, the prefix.
-        first_level: ``(G or 1, p)``.
+        prefix: ``(G, p, d + dv)``: those of the prefix.
+        prefix_level: ``(G or 1, p)``.
     """
 
     query: Tensor
-    key: Tensor
-    value: Tensor
+    rows: Tensor
     level: Tensor
-    first_key: Tensor
-    first_value: Tensor
-    first_level: Tensor
+    prefix: Tensor
+    prefix_level: Tensor
 
 
 class Blocks(NamedTuple):
@@ -52,6 +51,18 @@ class Blocks(NamedTuple):
     level: Tensor
     place: Tensor
     number: int
+
+
+class Columns(NamedTuple):
+    """Keys that each window of queries attends to.
+
+    Attributes:
+        rows: ``(G, W, c, d + dv)``: keys and values.
+        level: ``(G or 1, W, c)``: added to their logits.
+    """
+
+    rows: Tensor
+    level: Tensor
 
 
 class Attended(NamedTuple):
@@ -71,68 +82,76 @@ def lowest(like: Tensor) -> float:
     return torch.finfo(like.dtype).min / 4
 
 
-def attend_windows(tokens: Tokens, slices: Slices, count: int, scale: float) -> Tensor:
+def attend_windows(tokens: Tokens, slices: Slices, count: int, opened: int, scale: float) -> Tensor:
     """Attention of all windows, ``(G, W·n, dv)``."""
     blocks = make_blocks(tokens, slices, count)
-    query, key, value = slices.windows(tokens.query), slices.regions(tokens.key), slices.regions(tokens.value)
-    level, place = slices.regions(tokens.level), slices.regions(blocks.place)
+    query, place = slices.windows(tokens.query), slices.regions(blocks.place)
+    regions = Columns(slices.regions(tokens.rows), slices.regions(tokens.level))
     mean = _mean(query, slices.windows(tokens.level))
     parts = []
-    for some in _chunks(tokens, blocks, slices):
-        far_key, far_value, far_level = summarise(mean[:, some], blocks, place[:, some], tokens.key.shape[2], scale)
-        near = attend(query[:, some], key[:, some], value[:, some], level[:, some], scale)
-        far = attend(query[:, some], far_key, far_value, far_level, scale)
-        parts.append(_mix(near, far, query[:, some], tokens, scale))
+    for some in _chunks(tokens, blocks, slices, opened):
+        near = Columns(*(x[:, some] for x in regions))
+        far = look(mean[:, some], blocks, place[:, some], opened, scale)
+        parts.append(
+            _mix([attend(query[:, some], seen, scale) for seen in (near, *far)], query[:, some], tokens, scale)
+        )
     return torch.cat(parts, dim=1).flatten(1, 2)
 
 
 def make_blocks(tokens: Tokens, slices: Slices, count: int) -> Blocks:
     """Cut the keys into blocks."""
     inner = slice(slices.halo, slices.halo + slices.tokens)
-    key, level = tokens.key[:, inner], tokens.level[:, inner]
-    hidden = level <= lowest(level) / 2
-    members = equal_blocks(tokens.query[:, inner], key, count, ~hidden).flatten(1)
+    query, rows, level = tokens.query[:, inner], tokens.rows[:, inner], tokens.level[:, inner]
+    members = equal_blocks(query, rows[..., : query.shape[2]], count, level > lowest(level) / 2).flatten(1)
     token = members.clamp_max(slices.tokens - 1)
-    rows = torch.cat([take(key, token), take(tokens.value[:, inner], token)], dim=-1)
-    added = level.expand(len(key), -1).gather(1, token).masked_fill(members >= slices.tokens, lowest(level))
+    added = level.expand(len(rows), -1).gather(1, token).masked_fill(members >= slices.tokens, lowest(level))
     line = torch.arange(members.shape[1], device=members.device).expand_as(members)
     place = torch.empty_like(members).scatter(1, members, line)
-    return Blocks(rows, added, place[:, slices.places(members.device)[0]], count)
+    return Blocks(take(rows, token), added, place[:, slices.places(members.device)[0]], count)
 
 
-def summarise(
-    mean: Tensor, blocks: Blocks, place: Tensor, head_dim: int, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What each window sees of each block: keys ``(G, W, C, d)``, values ``(G, W, C, dv)`` and levels ``(G, W, C)``.
+def look(mean: Tensor, blocks: Blocks, place: Tensor, opened: int, scale: float) -> list[Columns]:
+    """What each window sees of the blocks: the heaviest key by key, then a summary of each of the others.
 
     Args:
         mean: ``(G, W, d)``, mean query of each window.
         blocks: The blocks.
         place: ``(G, W, r)``, int64: rows of the region of each window, which are left out.
-        head_dim: d.
+        opened: How many blocks are seen key by key.
         scale: Factor on the logits.
     """
-    heads, windows, _ = mean.shape
+    heads, windows, head_dim = mean.shape
     none = lowest(mean)
-    logits = torch.baddbmm(blocks.level[..., None], blocks.rows[..., :head_dim], mean.mT, alpha=scale)
-    logits = logits.scatter(1, place.mT, none).reshape(heads * blocks.number, -1, windows)
-    top = logits.amax(1, keepdim=True)
-    weights = (logits - top).exp()
-    mass = weights.sum(1, keepdim=True)
-    weights = weights / mass
-    seen = weights.mT @ blocks.rows.reshape(heads * blocks.number, -1, blocks.rows.shape[2])
-    seen = seen.view(heads, blocks.number, windows, -1).transpose(1, 2)
-    key, value = seen[..., :head_dim], seen[..., head_dim:]
-    level = (top + mass.log()).view(heads, blocks.number, windows).mT
-    level = level - scale * (key @ mean[..., None])[..., 0]
-    empty = top.view(heads, blocks.number, windows).mT <= none / 2
-    return key, value, level.masked_fill(empty, none)
+    logits = torch.baddbmm(blocks.level[:, None], mean, blocks.rows[..., :head_dim].mT, alpha=scale)
+    logits = logits.scatter(2, place, none).view(heads, windows, blocks.number, -1)
+    weights = logits.softmax(-1)
+    top = logits.amax(-1)
+    mass = (top - weights.amax(-1).log()).masked_fill(
+        top <= none / 2, none
+    )  # log M; exp(top) / M is the largest weight
+    members = blocks.rows.view(heads * blocks.number, -1, blocks.rows.shape[2])
+    seen = (weights.transpose(1, 2).flatten(0, 1) @ members).view(heads, blocks.number, windows, -1).transpose(1, 2)
+    level = mass - scale * (seen[..., :head_dim] * mean[:, :, None]).sum(-1)
+    if not opened:
+        return [Columns(seen, level)]
+    heaviest = mass.topk(opened, dim=-1, sorted=False).indices
+    return [_open(heaviest, blocks, logits), Columns(seen, level.scatter(2, heaviest, none))]
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, level: Tensor, scale: float) -> Attended:
-    """Softmax attention of ``(G, W, n, d)`` to ``(G, W, c, d)`` with ``(G or 1, W, c)`` added to the logits."""
-    added = level[:, :, None]
-    if _FUSED is None or not _serves(query, value):
+def _open(heaviest: Tensor, blocks: Blocks, logits: Tensor) -> Columns:
+    """The members of the ``heaviest`` blocks of each window, ``(G, W, o)``, one by one; but those of its region."""
+    size = logits.shape[3]
+    row = (heaviest[..., None] * size + torch.arange(size, device=heaviest.device)).flatten(1)
+    left_out = logits.gather(2, heaviest[..., None].expand(-1, -1, -1, size)) <= lowest(logits) / 2
+    level = blocks.level.gather(1, row).view(left_out.shape).masked_fill(left_out, lowest(logits))
+    return Columns(take(blocks.rows, row).view(*heaviest.shape[:2], -1, blocks.rows.shape[2]), level.flatten(2))
+
+
+def attend(query: Tensor, seen: Columns, scale: float) -> Attended:
+    """Softmax attention of ``(G, W, n, d)``."""
+    key, value = seen.rows[..., : query.shape[3]], seen.rows[..., query.shape[3] :]
+    added = seen.level[:, :, None]
+    if not _serves(query, seen.rows):
         logits = scale * (query @ key.mT) + added
         weights = logits.softmax(-1)
         return Attended(weights @ value, logits.logsumexp(-1, keepdim=True))
@@ -141,14 +160,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, level: Tensor, scale: floa
     return Attended(out, total[..., None])
 
 
-def _mix(near: Attended, far: Attended, query: Tensor, tokens: Tokens, scale: float) -> Tensor:
-    """One softmax over the keys of both and the prefix, ``(G, W, n, dv)``."""
-    key, value = tokens.first_key, tokens.first_value
-    rows = query.flatten(1, 2)
-    logits = torch.baddbmm(tokens.first_level[:, None], rows, key.mT, alpha=scale).view(*query.shape[:3], -1)
-    weights = torch.cat([near.total, far.total, logits], dim=-1).softmax(-1)
-    out = near.out * weights[..., :1] + far.out * weights[..., 1:2]
-    return torch.baddbmm(out.flatten(1, 2), weights[..., 2:].flatten(1, 2), value).view_as(out)
+def _mix(parts: list[Attended], query: Tensor, tokens: Tokens, scale: float) -> Tensor:
+    """One softmax over the keys of all parts and the prefix, ``(G, W, n, dv)``."""
+    key, value = tokens.prefix[..., : query.shape[3]], tokens.prefix[..., query.shape[3] :]
+    logits = torch.baddbmm(tokens.prefix_level[:, None], query.flatten(1, 2), key.mT, alpha=scale)
+    totals = [part.total for part in parts]
+    weights = torch.cat([*totals, logits.view(*query.shape[:3], -1)], dim=-1).softmax(-1)
+    out = parts[0].out * weights[..., :1]
+    for number, part in enumerate(parts[1:], start=1):
+        out = torch.addcmul(out, part.out, weights[..., number : number + 1])
+    return torch.baddbmm(out.flatten(1, 2), weights[..., len(parts) :].flatten(1, 2), value).view_as(out)
 
 
 def _mean(query: Tensor, level: Tensor) -> Tensor:
@@ -157,16 +178,19 @@ def _mean(query: Tensor, level: Tensor) -> Tensor:
     return (query * counted).sum(2) / counted.sum(2).clamp_min(1)
 
 
-def _chunks(tokens: Tokens, blocks: Blocks, slices: Slices) -> Iterator[slice]:
+def _chunks(tokens: Tokens, blocks: Blocks, slices: Slices, opened: int) -> Iterator[slice]:
     """Windows to attend from in one go."""
-    each = blocks.rows.shape[1] + blocks.number * blocks.rows.shape[2] + slices.size * (blocks.number + slices.region)
-    step = max(1, block_size(tokens.key) // (each * len(tokens.key)))
+    rows, columns = blocks.rows.shape[1], blocks.number + opened * blocks.rows.shape[1] // blocks.number
+    each = rows + columns * blocks.rows.shape[2]
+    if not _serves(tokens.query, tokens.rows):
+        each += slices.size * (columns + slices.region)  # logits
+    step = max(1, 2 * block_size(tokens.rows) // (each * len(tokens.rows)))
     step = ceil(slices.number / ceil(slices.number / step))
     for first in range(0, slices.number, step):
         yield slice(first, first + step)
 
 
-def _serves(query: Tensor, value: Tensor) -> bool:
+def _serves(query: Tensor, rows: Tensor) -> bool:
     """Whether the fused attention does: on a CPU, in inference, outside of a compiled graph."""
     eager = not torch.compiler.is_compiling() and not recorded()
-    return query.device.type == "cpu" and eager and query.shape[3] == value.shape[3]
+    return _FUSED is not None and query.device.type == "cpu" and eager and 2 * query.shape[-1] == rows.shape[-1]

@@ -5,7 +5,8 @@ A query sees three kinds of columns under *one* softmax:
 * the **prefix** (CLS, registers), key by key;
 * its **region**, key by key: tokens lie along a curve that keeps neighbours together, a Hilbert curve on a grid and the
   text itself in a sequence. A slice of it is a window of queries, and a longer slice around that is their region;
-* **blocks**, one column for each: equal numbers of keys that are alike, less the members in the region.
+* **blocks**: equal numbers of keys that are alike, less the members in the region. The heaviest blocks of a window are
+  opened and seen key by key, each of the others is one column.
 
 **A block's column** is made for each window. What is wanted of the members ``C`` outside the region is
 ``sum_{j in C} exp(s<q, k_j>)·v_j`` for all queries ``q`` of a window, which are near to each other. Around their mean
@@ -20,14 +21,15 @@ key that stands for several tokens (``AttentionCall.merged``) counts as often, h
 **Blocks** are halves of halves: the keys of a head are cut in two at the median along the direction in which they
 differ most, again and again. Equal blocks make one batched product of all summaries.
 
-**Cost.** With ``W = N/n`` windows, regions of ``r`` and ``C`` blocks, ``N·(r + C + prefix + 1.5·W)`` products of a
-query and a key. Where softmax itself is no dearer, it is what runs.
+**Cost.** With ``W = N/n`` windows, regions of ``r`` and ``C`` blocks of which ``o`` are opened, about
+``N·(r + C + o·N/C + prefix + 1.5·W)`` products of a query and a key. Where softmax itself is no dearer, it
+is what runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil
+from math import ceil, log2, sqrt
 
 import torch
 from torch import Tensor
@@ -38,7 +40,7 @@ from latte_convert.errors import UsageError
 from latte_convert.graphs import sizes
 from latte_convert.kernels.base import Extras, Kernel, check_whole
 from latte_convert.kernels.blocks.attend import Tokens, attend_windows, lowest
-from latte_convert.kernels.blocks.members import block_products
+from latte_convert.kernels.blocks.members import direction_products
 from latte_convert.kernels.blocks.windows import Slices, along_curve, grid_places
 from latte_convert.kernels.linear import no_autocast
 from latte_convert.kernels.near_far.clustering import BLOCK, take
@@ -51,9 +53,10 @@ class BlocksKernel(Kernel):
     Args:
         heads: Number of heads.
         head_dim: Channels per head.
-        window: Queries of a window, about.
-        region: Keys that a window sees one by one, about; its own are among them.
-        blocks: Number of blocks of the other keys: 1, 2, 4, 8, ... None: follows from the number of tokens.
+        window: Queries of a window, about. None: 1.75·sqrt(N), 32 at least.
+        region: Keys that a window sees one by one, about; its own are among them. None: twice a window.
+        blocks: Number of blocks of the other keys: 1, 2, 4, 8, ... None: the largest such number up to 4·sqrt(N).
+        opened: Blocks that a window sees key by key, those that its mean query attends to most; ``blocks`` at most.
         **extras: See ``Extras``. ``exact_prefix`` is always on.
 
     Raises:
@@ -71,30 +74,32 @@ class BlocksKernel(Kernel):
         heads: int,
         head_dim: int,
         *,
-        window: int = 128,
-        region: int = 256,
+        window: int | None = None,
+        region: int | None = None,
         blocks: int | None = None,
+        opened: int = 4,
         **extras: Unpack[Extras],
     ) -> None:
         super().__init__(heads, head_dim, **extras)
-        sizes = {"window": (window, 1, 1 << 16), "region": (region, 1, 1 << 16)}
-        check_whole("blocks", {**sizes, "blocks": (1 if blocks is None else blocks, 1, 1 << 16)})
+        sizes = {"window": window, "region": region, "blocks": blocks}
+        bounds = {name: (1 if size is None else size, 1, 1 << 16) for name, size in sizes.items()}
+        check_whole("blocks", {**bounds, "opened": (opened, 0, 1 << 16)})
         if blocks is not None and blocks & (blocks - 1):
             raise UsageError(f"blocks' option `blocks` is {blocks}: set it to a power of two: 1, 2, 4, 8 and so on")
-        self.options |= {"window": window, "region": region, "blocks": blocks}
+        self.options |= {**sizes, "opened": opened}
         self.exact_prefix = True
         self.window = window
         self.region = region
         self.blocks = blocks
+        self.opened = opened
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Attend, or softmax where that is no dearer; float32 inside (float64 for float64 inputs)."""
         if self.is_softmax(call.shape):
             return softmax_attention(call)
-        prefix, keys = call.layout.prefix, call.key.shape[2]
-        slices = Slices.of(keys - prefix, self.window, self.region)
+        slices, count, opened = self._cut(call.key.shape[2] - call.layout.prefix)
         with no_autocast(call.query.device.type):
-            out = _attend(call, slices, self._count(keys))
+            out = _attend(call, slices, count, opened)
         return out if call.mask is None else out.masked_fill(~call.mask.any(-1)[:, None, None, None], 0)
 
     def is_softmax(self, shape: CallShape) -> bool:
@@ -102,26 +107,30 @@ class BlocksKernel(Kernel):
         return self._flops(shape) >= softmax_flops(shape)
 
     def attend_flops(self, shape: CallShape) -> int:
-        """Cutting the keys, summaries, regions, blocks and prefix; or softmax, where that is no more."""
+        """Summaries, regions, blocks and prefix; or softmax, where that is no more."""
         return min(self._flops(shape), softmax_flops(shape))
 
-    def _count(self, keys: int) -> int:
-        """Number of blocks of so many keys."""
-        return 256 if self.blocks is None else self.blocks
+    def _cut(self, tokens: int) -> tuple[Slices, int, int]:
+        """Windows of so many tokens behind the prefix, number of blocks, and how many of them are opened."""
+        root = sqrt(tokens)
+        window = max(32, round(1.75 * root)) if self.window is None else self.window
+        blocks = 1 << int(log2(4 * root)) if self.blocks is None else self.blocks
+        region = 2 * window if self.region is None else self.region
+        return Slices.of(tokens, window, region), blocks, min(self.opened, blocks)
 
     def _flops(self, shape: CallShape) -> int:
-        tokens = shape.keys - shape.layout.prefix
+        tokens, prefix = shape.keys - shape.layout.prefix, shape.layout.prefix
         if tokens < 1 or shape.queries != tokens:
             return softmax_flops(shape)
-        slices, count = Slices.of(tokens, self.window, self.region), self._count(shape.keys)
-        rows, both = ceil(tokens / count) * count, shape.head_dim + shape.value_dim
-        products = block_products(tokens, count, shape.head_dim)
-        products += slices.number * (rows * (shape.head_dim + both) + count * shape.head_dim)
-        products += slices.padded * (slices.region + count + shape.layout.prefix) * both
+        slices, count, opened = self._cut(tokens)
+        size, both = ceil(tokens / count), shape.head_dim + shape.value_dim
+        products = direction_products(tokens, count, shape.head_dim)
+        products += slices.number * count * size * (shape.head_dim + both)
+        products += slices.padded * (slices.region + count + opened * size + prefix) * both
         return 2 * shape.heads * products
 
 
-def _attend(call: AttentionCall, slices: Slices, count: int) -> Tensor:
+def _attend(call: AttentionCall, slices: Slices, count: int, opened: int) -> Tensor:
     """Attention of the queries behind the prefix, ``(B, H, N, dv)``."""
     prefix, (batch, heads, queries, _) = call.layout.prefix, call.query.shape
     wide = torch.promote_types(call.query.dtype, torch.float32)
@@ -137,16 +146,10 @@ def _attend(call: AttentionCall, slices: Slices, count: int) -> Tensor:
             x[samples].repeat_interleave(len(many), dim=0) for x in (line, back, inner, level[:, :prefix])
         )
         query, key, value = (x[samples, some].flatten(0, 1) for x in (call.query, call.key, call.value))
-        tokens = Tokens(
-            *(
-                take(query, at).to(wide),
-                take(key[:, prefix:], at).to(wide),
-                take(value[:, prefix:], at).to(wide),
-                along,
-            ),
-            *(key[:, :prefix].to(wide), value[:, :prefix].to(wide), first),
-        )
-        parts.append(take(attend_windows(tokens, slices, count, call.scale), back_to).to(call.query.dtype))
+        rows = torch.cat([take(key[:, prefix:], at), take(value[:, prefix:], at)], dim=-1).to(wide)
+        alone = torch.cat([key[:, :prefix], value[:, :prefix]], dim=-1).to(wide)
+        tokens = Tokens(take(query, at).to(wide), rows, along, alone, first)
+        parts.append(take(attend_windows(tokens, slices, count, opened, call.scale), back_to).to(call.query.dtype))
     return torch.cat(parts).reshape(batch, heads, queries, -1)
 
 

@@ -18,6 +18,7 @@ def blocks_reference(
     line: Tensor,
     window: int,
     halo: int,
+    opened: int = 0,
     prefix: int = 0,
     mask: Tensor | None = None,
     size: Tensor | None = None,
@@ -28,7 +29,8 @@ def blocks_reference(
     sides. With ``q̄`` the mean query of a window, a block, without its members in the region, has for that window's
     queries the key ``c``, the mean of its ``k_j``, and the value that is the mean of its ``v_j``, both weighted with
     ``exp(scale·<q̄, k_j>)``, and its logit is ``scale·<q, c>`` plus the logarithm of the sum of
-    ``exp(scale·<q̄, k_j - c>)``. A key counts as often as ``size`` says.
+    ``exp(scale·<q̄, k_j - c>)``. The ``opened`` blocks whose members ``q̄`` attends to most are seen key by key. A key
+    counts as often as ``size`` says.
 
     Args:
         query, key: ``(B, H, prefix + n, d)``.
@@ -38,6 +40,7 @@ def blocks_reference(
         line: ``(B, n)``: the tokens behind the prefix in their order on the line.
         window: Tokens of a window; the last may hold fewer.
         halo: Tokens that a region reaches beyond its window.
+        opened: Number of blocks that are seen key by key.
         prefix: Number of leading tokens; they are seen by all and attend by softmax.
         mask: bool ``(B, prefix + n)``, True where a key may be attended to and a query enters a mean.
         size: ``(B, prefix + n)``.
@@ -62,14 +65,17 @@ def blocks_reference(
                 centre = q[own[seen[own]]].sum(0) / max(int(seen[own].sum()), 1)
                 single = [j for j in [*range(prefix), *around.tolist()] if seen[j]]
                 columns = [(k[j], v[j], count[j]) for j in single]
+                blocks = []
                 for block in range(int(assign.max()) + 1):
                     inside = [j + prefix for j in (assign[sample, head] == block).nonzero()[:, 0].tolist()]
-                    left = [j for j in inside if seen[j] and j not in around]
-                    if left:
-                        logits = k[left] @ centre + count[left]
-                        weights = logits.softmax(0)
-                        mean = weights @ k[left]
-                        columns.append((mean, weights @ v[left], logits.logsumexp(0) - mean @ centre))
+                    if left := [j for j in inside if seen[j] and j not in around]:
+                        blocks.append((left, k[left] @ centre + count[left]))
+                blocks.sort(key=lambda block: float(block[1].detach().logsumexp(0)), reverse=True)
+                columns += [(k[j], v[j], count[j]) for left, _ in blocks[:opened] for j in left]
+                for left, logits in blocks[opened:]:
+                    weights = logits.softmax(0)
+                    mean = weights @ k[left]
+                    columns.append((mean, weights @ v[left], logits.logsumexp(0) - mean @ centre))
                 if columns:
                     keys, values, levels = (torch.stack(x) for x in zip(*columns, strict=True))
                     out[sample, head, own] = (q[own] @ keys.T + levels).softmax(-1) @ values
