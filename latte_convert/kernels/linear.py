@@ -106,8 +106,8 @@ def before(sums: Tensor, initial: Tensor) -> Tensor:
 
 
 def no_autocast(device_type: str) -> AbstractContextManager[object]:
-    """Autocast would undo the float32 of the matmuls; left alone where it is off, for export's sake."""
-    if torch.is_autocast_enabled(device_type):
+    """Autocast would undo the float32 of the matmuls; left alone where it is off, for export's sake, and on meta."""
+    if device_type != "meta" and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()
 

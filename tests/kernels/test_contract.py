@@ -166,6 +166,14 @@ def test_the_inputs_stay_as_they_are_and_gradients_change_nothing(name: str, con
         torch.testing.assert_close(out, attend(kernel, inputs, causal=causal), rtol=1e-5, atol=1e-5)
 
 
+@every_kernel
+def test_shapes_are_inferred_without_numbers(name: str) -> None:
+    kernel, inputs = build(name).to("meta"), [each.to("meta") for each in tokens(TOKENS)]
+    for causal in (False, True) if kernel.causal_form else (False,):
+        out = attend(kernel, inputs, causal=causal)
+        assert (out.shape, out.device.type) == (inputs[0].shape, "meta")
+
+
 # --- numerics ---
 
 
@@ -192,6 +200,28 @@ def test_large_keys_stay_finite_and_accurate_at_many_tokens(name: str, dtype: to
             out = attend(kernel, inputs, causal=causal, layout=layout)
             expected = attend(kernel, [t.to(wide) for t in inputs], causal=causal, layout=layout)
         assert_close(out, expected.to(dtype), TOLERANCE[dtype])
+
+
+@every_kernel
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_costs_a_kernel_no_more_than_it_costs_softmax(name: str, dtype: torch.dtype) -> None:
+    """Against softmax in float64, which both are to compute.
+
+    Against its own float32 a clustered kernel may differ more: a key between two clusters can fall to the other,
+    and either choice approximates the same softmax.
+    """
+    kernel, layout = get_kernel(name)(HEADS, DIM), TokenLayout(prefix=1, grid=(20, 20))
+    query, key, value = tokens(401)
+    query, key = query + 3 * torch.randn(1, HEADS, 1, DIM), key + 3 * torch.randn(1, HEADS, 1, DIM)
+    target = get_kernel("exact")(HEADS, DIM)
+
+    @torch.no_grad()
+    def error(kernel: Kernel, dtype: torch.dtype) -> float:
+        out = attend(kernel, [t.to(dtype) for t in (query, key, value)], layout=layout).double()
+        return float((out - exact).norm() / exact.norm())
+
+    exact = attend(target, [t.double() for t in (query, key, value)], layout=layout)
+    assert error(kernel, dtype) <= error(kernel, torch.float32) + 1.5 * error(target, dtype)
 
 
 # --- masks ---
