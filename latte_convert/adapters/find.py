@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from latte_convert.attention import Adapter
@@ -10,36 +11,65 @@ from latte_convert.attention import Adapter
 if TYPE_CHECKING:
     from torch import nn
 
-_ADAPTERS = (
-    ("transformers", "hf", "HFAdapter"),
-    ("timm", "timm", "TimmAdapter"),
-    ("open_clip", "open_clip", "OpenClipAdapter"),
-    (None, "mha", "TorchAdapter"),
-)
+    from latte_convert.adapters.guests import Guest
+
+_LIBRARIES = {
+    "transformers": "hf:HFAdapter",
+    "timm": "timm:TimmAdapter",
+    "open_clip": "open_clip:OpenClipAdapter",
+}
 
 
 def find_adapter(model: nn.Module) -> Adapter:
-    """The adapter of the library that ``model`` comes from.
+    """The adapter of the library that ``model`` comes from, or of those that the models inside it come from.
 
     Raises:
-        CheckpointError: No adapter knows the model's class.
+        CheckpointError: No adapter knows the model's class, nor one in it.
     """
-    from importlib import import_module
-
+    from latte_convert.adapters.guests import GuestAdapter
+    from latte_convert.adapters.mha import TorchAdapter
     from latte_convert.errors import CheckpointError
 
-    # Library by library, so that a Transformers model does not import timm; the last takes any model that has
-    # torch.nn.MultiheadAttention in it.
-    for library, home, name in _ADAPTERS:
-        if library is None or library in {kind.__module__.partition(".")[0] for kind in type(model).__mro__}:
-            adapter: Any = getattr(import_module(f"latte_convert.adapters.{home}"), name)
-            if adapter.accepts(model):
-                found: Adapter = adapter()
-                return found
-    raise CheckpointError(
-        f"{type(model).__module__}.{type(model).__qualname__} is not a model this version can convert: it takes models "
-        "of transformers, timm and open_clip, and others that use torch.nn.MultiheadAttention."
-    )
+    own = _of_library(model)
+    if own is not None and own.name != "transformers":
+        return own  # timm has no guests, and open_clip knows its own
+    if guests := _guests(model, own):
+        return GuestAdapter(own or TorchAdapter(), guests)
+    if own is None and TorchAdapter.accepts(model):
+        return TorchAdapter()
+    if own is None:
+        raise CheckpointError(
+            f"{type(model).__module__}.{type(model).__qualname__} is not a model this version can convert: it takes "
+            "models of transformers, timm and open_clip, also inside other modules, and others that use "
+            "torch.nn.MultiheadAttention."
+        )
+    return own
+
+
+def _guests(model: nn.Module, own: Adapter | None) -> list[Guest]:
+    """The outermost models of another library inside a model, those without attention left out."""
+    from latte_convert.adapters.guests import Guest
+
+    found: list[Guest] = []
+    for name, module in model.named_modules():
+        if not name or any(guest.holds(name) for guest in found):
+            continue
+        adapter = _of_library(module)
+        if adapter is not None and (own is None or adapter.name != own.name):
+            found.append(Guest(name, module, adapter))
+    return [guest for guest in found if guest.adapter.sites(guest.model)]
+
+
+def _of_library(model: nn.Module) -> Adapter | None:
+    """The adapter of a model's own library; None where it is not a model of one."""
+    # Library by library, so that a Transformers model does not import timm.
+    for library in {kind.__module__.partition(".")[0] for kind in type(model).__mro__} & _LIBRARIES.keys():
+        home, name = _LIBRARIES[library].split(":")
+        adapter: Any = getattr(import_module(f"latte_convert.adapters.{home}"), name)
+        if adapter.accepts(model):
+            found: Adapter = adapter()
+            return found
+    return None
 
 
 def ancestors(model: nn.Module, name: str) -> Iterator[nn.Module]:

@@ -8,7 +8,7 @@ the adapter of that library.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from open_clip import CLIP, CoCa, CustomTextCLIP
@@ -16,27 +16,11 @@ from torch import nn
 
 from latte_convert import compat
 from latte_convert.adapters import mha, sdpa
+from latte_convert.adapters.guests import Guest
 from latte_convert.adapters.route import route_site
-from latte_convert.attention import Adapter, AttentionSite, Handler
+from latte_convert.attention import AttentionSite, Handler
 
 _POOLING = "attention pooling by learned queries"
-
-
-@dataclass(frozen=True)
-class _Guest:
-    """A model of another library inside an open_clip model.
-
-    Attributes:
-        path: Its dotted path.
-        tower: The tower that it is.
-        model: The model.
-        adapter: The adapter of its library.
-    """
-
-    path: str
-    tower: str
-    model: nn.Module
-    adapter: Adapter
 
 
 class OpenClipAdapter:
@@ -55,19 +39,15 @@ class OpenClipAdapter:
         found: list[AttentionSite] = []
         for name, module in model.named_modules():
             if name in guests:
-                guest = guests[name]
-                found += [
-                    replace(site, name=f"{name}.{site.name}", tower=guest.tower)
-                    for site in guest.adapter.sites(guest.model)
-                ]
-            elif not any(name.startswith(f"{path}.") for path in guests):
+                found += guests[name].sites()
+            elif not any(guest.holds(name) for guest in guests.values()):
                 found += _own_site(model, name, module)
         return found
 
     def route(self, model: nn.Module, site: str, handler: Handler) -> Callable[[], None]:
         """Send the calls of one attention module to ``handler``; routes nest, and undo in any order."""
         if (guest := _guest_of(model, site)) is not None:
-            return guest.adapter.route(guest.model, site[len(guest.path) + 1 :], handler)
+            return guest.route(site, handler)
         torchs = isinstance(model.get_submodule(site), nn.MultiheadAttention)
         return route_site(
             model, site, handler, mha.stand_in if torchs else sdpa.stand_in,
@@ -78,7 +58,7 @@ class OpenClipAdapter:
     def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
         """The linear layer that reads the attention output, or None where something stands between the two."""
         if (guest := _guest_of(model, site)) is not None:
-            return guest.adapter.output_projection(guest.model, site[len(guest.path) + 1 :])
+            return guest.output_projection(site)
         module: Any = model.get_submodule(site)
         if isinstance(module, compat.OPEN_CLIP_ATTENTION.kind()) and not (
             module.head_scale is None and isinstance(module.ln_inner, nn.Identity)
@@ -88,20 +68,20 @@ class OpenClipAdapter:
         return projection
 
 
-def _guests(model: nn.Module) -> Iterator[_Guest]:
+def _guests(model: nn.Module) -> Iterator[Guest]:
     visual, text = getattr(model, "visual", None), getattr(model, "text", None)
     if isinstance(visual, compat.OPEN_CLIP_TIMM.kind()):
         from latte_convert.adapters.timm import TimmAdapter
 
-        yield _Guest("visual.trunk", "vision", visual.trunk, TimmAdapter())
+        yield Guest("visual.trunk", visual.trunk, TimmAdapter(), "vision")
     if isinstance(text, compat.OPEN_CLIP_TEXT.kind()):
         from latte_convert.adapters.hf import HFAdapter
 
-        yield _Guest("text.transformer", "text", text.transformer, HFAdapter())
+        yield Guest("text.transformer", text.transformer, HFAdapter(), "text")
 
 
-def _guest_of(model: nn.Module, site: str) -> _Guest | None:
-    return next((guest for guest in _guests(model) if site.startswith(f"{guest.path}.")), None)
+def _guest_of(model: nn.Module, site: str) -> Guest | None:
+    return next((guest for guest in _guests(model) if guest.holds(site)), None)
 
 
 def _own_site(model: nn.Module, name: str, module: Any) -> list[AttentionSite]:
