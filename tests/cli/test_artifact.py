@@ -12,6 +12,7 @@ def test_inspect_verify_restore(latte, artifact, tmp_path):
     code, stdout, _ = latte("inspect", artifact)
     assert code == 0
     assert "converted    4 sites" in stdout
+    assert stdout.count("  4 x 4 + 1 prefix  ") == 4
     code, stdout, _ = latte("inspect", artifact, "--json")
     assert set(json.loads(stdout)) == {"manifest", "parameters", "report"}
     code, stdout, _ = latte("verify", artifact, "--json")

@@ -41,6 +41,7 @@ def site(name: str, score: float | None, *, converted: bool, reason: str | None 
         causal=False,
         heads=6,
         head_dim=64,
+        layout="37 x 37 + 1 prefix",
         eligible=eligible,
         reason=reason,
         converted=converted,

@@ -286,6 +286,7 @@ class TestContent:
             HEX,
             "granularity layer",
             "ratio 0.67",
+            "vision, self, 6 \u00d7 64, 37 \u00d7 37 + 1 prefix",
             "torch 2.14.1",
             "1 warning came up",
             "mind the gap",
