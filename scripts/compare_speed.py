@@ -1,0 +1,230 @@
+"""What makes DINOv2-S faster end to end, and how much of its output each way keeps, side by side in one process.
+
+Rows: the original as it is, compiled, in bfloat16 and with 8-bit weights; token merging as its authors do it (Bolya et
+al., ICLR 2023) at three rates; pooled keys; kernels on all sites; our own merging, alone and with the kernel blocks.
+Images are mosaics of photographs cropped to 518 px, so that no length is upscaled; nothing is fitted to them. Every way
+is timed in turns with the others; speed-ups are medians over the rounds, with the least and the largest.
+
+    python scripts/compare_speed.py --model ~/.cache/latte_convert/models/dinov2-small-saliency \
+        --photos $LATTE_TEST_DATA/coco_val128/images --json scripts/results/speed.json --markdown scripts/results/speed.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from latte_convert.adapters.host import Host
+from latte_convert.bench.memory import peak_memory
+from latte_convert.bench.merging import Merger, mergeable
+from latte_convert.bench.timing import Timed, measure
+from latte_convert.environment import library_versions
+from latte_convert.kernels.base import Kernel
+from latte_convert.kernels.registry import get_kernel
+from latte_convert.selection.merging import merges_of, schedule
+
+CROP = 518
+ROUNDS = {518: 9, 1036: 5, 1554: 3, 2072: 3}
+IMAGES = {518: 8, 1036: 4, 1554: 2, 2072: 2}
+RATES = (0.031, 0.047, 0.062)
+"""Tokens that token merging removes after each block, as a share of all."""
+LEFT = (0.65, 0.5, 0.4, 0.3)
+"""Tokens that the last block works on, where we merge."""
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of running the model.
+
+    Attributes:
+        name: The row.
+        model: What runs.
+        context: Turns the model into it for a time.
+        metered: Whether memory can be metered (not inside compiled code).
+    """
+
+    name: str
+    model: Callable[..., Any]
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    metered: bool = True
+    dtype: torch.dtype = torch.float32
+
+    @torch.inference_mode()
+    def run(self, pixels: Tensor) -> Tensor:
+        """Last hidden state, ``(1, N, D)``."""
+        out: Tensor = self.model(pixel_values=pixels.to(self.dtype)).last_hidden_state
+        return out.float()
+
+
+def mosaic(photos: Sequence[Path], side: int, first: int) -> Tensor:
+    """Pixels ``(1, 3, side, side)``, normalised: different photographs, each resized to cover its square of 518 px."""
+    count = side // CROP
+    tiles = [_tile(photos[(first + index) % len(photos)]) for index in range(count**2)]
+    rows = [torch.cat(tiles[row * count : (row + 1) * count], dim=2) for row in range(count)]
+    mean, deviation = (torch.tensor(x)[:, None, None] for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    return ((torch.cat(rows, dim=1) - mean) / deviation)[None]
+
+
+def _tile(path: Path) -> Tensor:
+    image = Image.open(path).convert("RGB")
+    scale = CROP / min(image.size)
+    image = image.resize((max(CROP, round(image.width * scale)), max(CROP, round(image.height * scale))), Image.BICUBIC)
+    left, top = (image.width - CROP) // 2, (image.height - CROP) // 2
+    pixels = np.asarray(image.crop((left, top, left + CROP, top + CROP)))
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255
+
+
+def ways_of(model: nn.Module, tokens: int) -> Iterator[Way]:
+    """All rows; ``tokens`` is the number of patches."""
+    host = Host.of(model)
+    sites = host.sites()
+    blocks = list(dict.fromkeys(host.block(site.name) for site in sites))
+
+    def kernels(name: str, **options: Any) -> dict[str, Kernel]:
+        return {site.name: get_kernel(name)(site.heads, site.head_dim, **options) for site in sites}
+
+    def hybrid(name: str, changes: Any, runner: nn.Module = model) -> Way:
+        return Way(name, runner, partial(Host.of(runner).convert, changes))
+
+    yield Way("original", model)
+    yield Way("original, compiled", torch.compile(copy.deepcopy(model)), metered=False)
+    yield Way("original, bfloat16", copy.deepcopy(model).bfloat16(), dtype=torch.bfloat16)
+    yield Way("original, 8-bit weights", _int8(model), metered=False)
+    chosen = mergeable(sites, {"vision"})
+    for rate in RATES:
+        yield Way(f"ToMe, r = {rate:.1%} a block", model, partial(Merger, host, chosen, round(rate * tokens)))
+    yield hybrid("pooled keys, 2 x 2", kernels("near_far", window=0, halo=0, far="pooled", clusters=-(-tokens // 4)))
+    yield hybrid("monarch, all sites", kernels("monarch"))
+    yield hybrid("near_far, all sites", kernels("near_far"))
+    yield hybrid("blocks, all sites", kernels("blocks"))
+    for left in LEFT:
+        yield hybrid(f"merge to {left:.0%}", merges_of(schedule(blocks, left)))
+    early = {name: kernel for name, kernel in list(kernels("blocks").items())[:5]}
+    for left in LEFT[1:]:
+        yield hybrid(f"merge to {left:.0%}, blocks on 5 sites", {**early, **merges_of(schedule(blocks, left))})
+    yield hybrid("merge to 50%, blocks on all sites", {**kernels("blocks"), **merges_of(schedule(blocks, 0.5))})
+    yield hybrid("merge to 65%, 8-bit weights", merges_of(schedule(blocks, 0.65)), _int8(model))
+
+
+def _int8(model: nn.Module) -> nn.Module:
+    """Weights of linear layers in 8 bits, activations quantised as they come."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch points to torchao for new code
+        torch.backends.quantized.engine = "x86" if "x86" in torch.backends.quantized.supported_engines else "qnnpack"
+        quantised: nn.Module = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear}, torch.qint8)
+    return quantised
+
+
+def compare(model: nn.Module, photos: Sequence[Path], side: int, only: str) -> list[dict[str, Any]]:
+    """All rows at one size."""
+    images = [mosaic(photos, side, index * (side // CROP) ** 2) for index in range(IMAGES[side])]
+    exact = [Way("original", model).run(image) for image in images]
+    rows: list[dict[str, Any]] = []
+    running: dict[str, Timed] = {}
+    for way in ways_of(model, (side // 14) ** 2):
+        if only and only not in way.name and way.name != "original":
+            continue
+        row: dict[str, Any] = {"way": way.name, "px": side, "images": len(images)}
+        try:
+            with way.context():
+                found = [way.run(image) for image in images]
+                if way.metered:
+                    row["memory_bytes"] = peak_memory(partial(way.run, images[0]), CPU)
+        except Exception as error:  # a row that says why it is empty is a result
+            row["reason"] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+        else:
+            row["cls"] = _cosine(exact, found, slice(0, 1))
+            row["patches"] = _cosine(exact, found, slice(1, None))
+            running[way.name] = Timed(partial(way.run, images[0]), way.context)
+        rows.append(row)
+        print(row, flush=True)
+    times: dict[str, list[float]] = {name: [] for name in running}
+    for number in range(ROUNDS[side]):
+        for name, timed in list(running.items())[:: -1 if number % 2 else 1]:
+            times[name].append(measure(timed, CPU))
+    for row in rows:
+        if (own := times.get(row["way"])) is not None:
+            ratios = sorted(a / b for a, b in zip(times["original"], own, strict=True))
+            row["seconds"] = statistics.median(own)
+            row["speedup"] = [statistics.median(ratios), ratios[0], ratios[-1]]
+    return rows
+
+
+def _cosine(exact: Sequence[Tensor], found: Sequence[Tensor], part: slice) -> float:
+    cosines = [F.cosine_similarity(a[:, part], b[:, part], dim=-1).mean() for a, b in zip(exact, found, strict=True)]
+    return float(torch.stack(cosines).mean())
+
+
+def render(report: dict[str, Any]) -> str:
+    """The table as Markdown."""
+    sizes = sorted({row["px"] for row in report["rows"]})
+    names = list(dict.fromkeys(row["way"] for row in report["rows"]))
+    found = {(row["way"], row["px"]): row for row in report["rows"]}
+
+    def cell(row: dict[str, Any] | None) -> str:
+        if row is None:
+            return "not run"
+        if "speedup" not in row:
+            return row.get("reason", "not run")
+        middle, low, high = row["speedup"]
+        memory = f", {row['memory_bytes'] / 2**20:.0f} MiB" if "memory_bytes" in row else ""
+        return f"{middle:.2f}x ({low:.2f}-{high:.2f}), {row['cls']:.4f} / {row['patches']:.4f}{memory}"
+
+    lines = [
+        "# What makes DINOv2-S faster, end to end",
+        "",
+        f"Speed-up over the original (median, least and largest of the rounds), CLS / patch cosine, peak memory of the "
+        f"activations. {report['threads']} threads, float32 unless said; mosaics of photographs that nothing was fitted "
+        "to; made by `scripts/compare_speed.py`.",
+        "",
+        "| | " + " | ".join(f"{side} px, {(side // 14) ** 2 + 1:,} tokens" for side in sizes) + " |",
+        "|---|" + "---|" * len(sizes),
+    ]
+    lines += [f"| {name} | " + " | ".join(cell(found.get((name, side))) for side in sizes) + " |" for name in names]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure each size and write what was found after each, so that an interruption keeps the finished ones."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, type=Path)
+    parser.add_argument("--photos", required=True, type=Path)
+    parser.add_argument("--sizes", type=int, nargs="+", default=sorted(ROUNDS))
+    parser.add_argument("--only", default="", help="rows whose name has this in it")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    photos = sorted(path for path in arguments.photos.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
+    model = transformers.AutoModel.from_pretrained(arguments.model).eval()
+    report: dict[str, Any] = {"threads": torch.get_num_threads(), "versions": library_versions(), "rows": []}
+    if arguments.json and arguments.json.exists():
+        earlier = json.loads(arguments.json.read_text())["rows"]
+        report["rows"] = [row for row in earlier if row["px"] not in arguments.sizes]
+    for side in arguments.sizes:
+        report["rows"] += compare(model, photos, side, arguments.only)
+        report["rows"].sort(key=lambda row: row["px"])
+        if arguments.json:
+            arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        if arguments.markdown:
+            arguments.markdown.write_text(render(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
