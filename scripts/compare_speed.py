@@ -6,7 +6,7 @@ Images are mosaics of photographs cropped to 518 px, so that no length is upscal
 is timed in turns with the others; speed-ups are medians over the rounds, with the least and the largest.
 
     python scripts/compare_speed.py --model ~/.cache/latte_convert/models/dinov2-small-saliency \
-        --photos $LATTE_TEST_DATA/coco_val128/images --json scripts/results/speed.json --markdown scripts/results/speed.md
+        --photos PHOTOS --json scripts/results/speed.json --markdown scripts/results/speed.md
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from latte_convert.kernels.registry import get_kernel
 from latte_convert.selection.merging import merges_of, schedule
 
 CROP = 518
-ROUNDS = {518: 9, 1036: 5, 1554: 3, 2072: 3}
-IMAGES = {518: 8, 1036: 4, 1554: 2, 2072: 2}
+ROUNDS = {518: 9, 1036: 3, 1554: 3, 2072: 3}
+IMAGES = {518: 8, 1036: 3, 1554: 2, 2072: 1}
 RATES = (0.031, 0.047, 0.062)
 """Tokens that token merging removes after each block, as a share of all."""
 LEFT = (0.65, 0.5, 0.4, 0.3)
@@ -116,7 +116,7 @@ def ways_of(model: nn.Module, tokens: int) -> Iterator[Way]:
     yield hybrid("blocks, all sites", kernels("blocks"))
     for left in LEFT:
         yield hybrid(f"merge to {left:.0%}", merges_of(schedule(blocks, left)))
-    early = {name: kernel for name, kernel in list(kernels("blocks").items())[:5]}
+    early = dict(list(kernels("blocks").items())[:5])
     for left in LEFT[1:]:
         yield hybrid(f"merge to {left:.0%}, blocks on 5 sites", {**early, **merges_of(schedule(blocks, left))})
     yield hybrid("merge to 50%, blocks on all sites", {**kernels("blocks"), **merges_of(schedule(blocks, 0.5))})
