@@ -191,8 +191,8 @@ def render(report: dict[str, Any]) -> str:
         "# What makes DINOv2-S faster, end to end",
         "",
         f"Speed-up over the original (median, least and largest of the rounds), CLS / patch cosine, peak memory of the "
-        f"activations. {report['threads']} threads, float32 unless said; mosaics of photographs that nothing was fitted "
-        "to; made by `scripts/compare_speed.py`.",
+        f"activations. {report['threads']} threads, float32 unless said; mosaics of photographs that nothing was "
+        "fitted to; made by `scripts/compare_speed.py`.",
         "",
         "| | " + " | ".join(f"{side} px, {(side // 14) ** 2 + 1:,} tokens" for side in sizes) + " |",
         "|---|" + "---|" * len(sizes),
