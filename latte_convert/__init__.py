@@ -51,8 +51,10 @@ _HOMES = {
 }
 
 
-# Its own loading and saving know hybrids from here on; nothing is imported for it.
+# The libraries' own loading and saving know hybrids from here on; nothing is imported for it.
 compat.when_imported("transformers.modeling_utils", "latte_convert.artifact.doors:open_doors")
+for _savers in ("timm.models._hub", "open_clip.push_to_hf_hub"):
+    compat.when_imported(_savers, "latte_convert.artifact.doors:open_savers")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,16 +1,19 @@
-"""The side doors of Transformers: its own loading and saving give the hybrid, or say what would be lost.
+"""The side doors of the libraries: their own loading and saving give the hybrid, or say what would be lost.
 
 They open once both packages are imported (see ``latte_convert/__init__.py``). ``from_pretrained`` of an artifact's
 directory converts what it has loaded, so that ``AutoModel``, pipelines and sentence-transformers have the hybrid;
-``save_pretrained`` of a hybrid, and with it ``Trainer.save_model``, writes an artifact.
+``save_pretrained`` of a hybrid, and with it ``Trainer.save_model``, writes an artifact, as ``save_for_hf`` of timm and
+of open_clip does. What would upload a hybrid names ``latte_convert.push``.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +29,47 @@ def open_doors(modeling: Any) -> None:
         base.from_pretrained = classmethod(_loading(base.__dict__["from_pretrained"].__func__))
         base.save_pretrained = _saving(base.save_pretrained)
         base.push_to_hub = _pushing(base.push_to_hub)
+
+
+def open_savers(home: Any) -> None:
+    """Put our word into timm's or open_clip's functions that write and upload; ``home`` is the module they are in."""
+    for name, replaced in (("save_for_hf", _writing), ("push_to_hf_hub", _uploading)):
+        original = getattr(home, name)
+        if hasattr(original, "__wrapped__"):
+            continue
+        own = replaced(original)
+        packages = (home.__name__.rsplit(".", depth)[0] for depth in range(home.__name__.count(".") + 1))
+        for module in (sys.modules.get(package) for package in packages):
+            if getattr(module, name, None) is original:  # it is imported from there, too
+                setattr(module, name, own)
+
+
+def _writing(original: Callable[..., Any]) -> Callable[..., Any]:
+    place = list(inspect.signature(original).parameters).index("save_directory")
+
+    @functools.wraps(original)
+    def save_for_hf(model: Any, *args: Any, **kwargs: Any) -> Any:
+        from latte_convert.adapters.convert import is_hybrid
+
+        if not is_hybrid(model):
+            return original(model, *args, **kwargs)
+        directory = Path(kwargs["save_directory"] if "save_directory" in kwargs else args[place - 1])
+        directory.mkdir(parents=True, exist_ok=True)
+        return _save_into(model, directory)
+
+    return save_for_hf
+
+
+def _uploading(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def push_to_hf_hub(model: Any, *args: Any, **kwargs: Any) -> Any:
+        from latte_convert.adapters.convert import is_hybrid
+
+        if is_hybrid(model):
+            _refuse_push(model)
+        return original(model, *args, **kwargs)
+
+    return push_to_hf_hub
 
 
 def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
