@@ -36,7 +36,7 @@ def export(
             "--tower",
             metavar="TOWER",
             rich_help_panel=EXPORT,
-            help="One tower instead of the whole model: vision or text. Repeatable: a file for each.",
+            help="One tower instead of the whole model: vision, text, encoder or decoder. Repeatable: a file for each.",
         ),
     ] = None,
     resolution: Annotated[

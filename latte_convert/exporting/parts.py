@@ -64,9 +64,9 @@ def tower_names(subject: Subject) -> tuple[str, ...]:
     """The towers that a model can be exported in; none where it has but one."""
     if len(subject.source.modalities) > 1:
         return tuple(name for name, kind in _MODALITIES.items() if kind in subject.source.modalities)
-    if _is_encoder_decoder(subject.model):
-        return ("encoder", "decoder")
-    return ()
+    if not _is_encoder_decoder(subject.model):
+        return ()
+    return ("encoder", "decoder") if subject.source.modalities[0] == "audio" else ("encoder",)
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ def make_parts(subject: Subject, towers: list[str], size: Size) -> list[Part]:
         if tower not in known:
             has = f"has the towers {' and '.join(known)}" if known else "has no towers: leave out --tower"
             raise UsageError(f"there is no tower '{tower}' in {subject.name}: it {has}.")
+    if not towers and known == ("encoder", "decoder"):  # a decoder alone is called again for every token
+        towers = list(known)
     return [_part(subject, tower, size) for tower in towers or [""]]
 
 
@@ -113,7 +115,37 @@ def _part(subject: Subject, tower: str, size: Size) -> Part:
         method = source.processor(chosen[0]).method(model) if tower else "forward"
         return Part(tower, model, inputs, _named(method, inputs, _EMBEDS.get(tower)))
     inputs = _inputs(subject, source.modalities[0], size)
+    if tower:
+        inputs.example = {name: v for name, v in inputs.example.items() if not name.startswith("decoder_")}
+        encoder = Part("encoder", model, inputs, _encode)
+        return encoder if tower == "encoder" else _decoder(subject, encoder, size)
     return Part(tower, model, inputs, _named("forward", inputs, None))
+
+
+def _encode(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {"last_hidden_state": model.get_encoder()(**tensors).last_hidden_state}
+
+
+def _decode(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    from transformers.modeling_outputs import BaseModelOutput
+
+    states: Any = BaseModelOutput(last_hidden_state=tensors["encoder_hidden_states"])
+    output = model(decoder_input_ids=tensors["input_ids"], encoder_outputs=states, use_cache=False)
+    name = "logits" if "logits" in output else "last_hidden_state"
+    return {name: output[name]}
+
+
+def _decoder(subject: Subject, encoder: Part, size: Size) -> Part:
+    """A decoder behind the states of its encoder: all tokens so far in, without a cache."""
+    config: Any = subject.model.config
+    with torch.no_grad():
+        (states,) = encoder(**encoder.inputs.make(1, encoder.inputs.sizes()[0]))
+    longest = int(getattr(config, "max_target_positions", None) or 64)
+    ids = torch.full((1, min(16, longest)), int(config.decoder_start_token_id or 0))
+    texts = _texts(subject, {"input_ids": ids}, {}, 0, size, _held(subject, {"decoder"}))
+    texts.longest = longest
+    inputs = Together([texts, Sound({"encoder_hidden_states": states})])
+    return Part("decoder", subject.model, inputs, _decode)
 
 
 def _is_encoder_decoder(model: Any) -> bool:

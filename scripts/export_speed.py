@@ -1,0 +1,206 @@
+"""Time of the exported hybrid beside the exported original and both in PyTorch, on DINOv2-S, and their peak memory.
+
+Each variant lives in a process of its own with two threads and computes only when it is its turn, so that a machine that
+slows down slows all of them. Beside the wall time stands the processor time of the process, which other work on the
+machine changes less. Writes ``export.json`` and ``export.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+THREADS = 2
+TITLES = {
+    "original": "original, PyTorch",
+    "original_plain": "original, `torch.onnx.export`",
+    "original_onnx": "original, `latte export`",
+    "hybrid": "hybrid, PyTorch",
+    "hybrid_onnx": "hybrid, `latte export`",
+}
+
+
+def main() -> None:
+    """Measure, or be one of the processes that are measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    model = cache / "latte_convert" / "models" / "dinov2-small-saliency"
+    parser.add_argument("--model", type=Path, default=model)
+    parser.add_argument("--photos", type=Path, default=HERE.parent / "tests" / "data" / "photos")
+    parser.add_argument("--work", type=Path, help="Folder for the hybrid and the files; kept, and used again.")
+    parser.add_argument("--resolutions", default="518,1036,1554")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--worker", nargs=3, metavar=("VARIANT", "FILE", "PX"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(*options.worker)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        folder = options.work or Path(folder)
+        hybrid = make_hybrid(options.model, options.photos, folder / "hybrid")
+        rows = []
+        for resolution in map(int, options.resolutions.split(",")):
+            rows += measure(options.model, hybrid, folder, resolution, options.rounds)
+            write(options.out, rows)
+
+
+def make_hybrid(model: Path, photos: Path, out: Path) -> Path:
+    """The default conversion: near_far in two thirds of the layers."""
+    import latte_convert
+
+    if not out.exists():
+        recipe = latte_convert.Recipe(samples=8, ratio=0.67)
+        latte_convert.convert(model, photos, recipe=recipe, progress=False).save(out)
+    return out
+
+
+def measure(model: Path, hybrid: Path, folder: Path, resolution: int, rounds: int) -> list[dict[str, Any]]:
+    """One row for each variant."""
+    files = {"original": model, "hybrid": hybrid}
+    for name, source in (("original_onnx", model), ("hybrid_onnx", hybrid)):
+        files[name] = folder / f"{name}_{resolution}" / "model.onnx"
+        if not files[name].exists():
+            export(source, files[name].parent, resolution)
+    files["original_plain"] = folder / f"original_plain_{resolution}.onnx"
+    if not files["original_plain"].exists():
+        export_plainly(model, files["original_plain"], resolution)
+    load = os.getloadavg()[0]
+    workers = {name: Worker(name, files[name], resolution) for name in TITLES}
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in TITLES}
+    for _ in range(rounds):
+        for name, worker in workers.items():
+            taken[name].append(worker.run())
+    rows = []
+    for name, runs in taken.items():
+        middle = {key: statistics.median(run[key] for run in runs) for key in ("wall_s", "cpu_s")}
+        row = {"resolution": resolution, "variant": name, **middle, "peak_mb": runs[-1]["peak_mb"], "rounds": rounds}
+        rows.append({**row, "load_before": load, "wall_all_s": [run["wall_s"] for run in runs]})
+        workers[name].end()
+    return rows
+
+
+def export(source: Path, out: Path, resolution: int) -> None:
+    """As a user does it."""
+    import latte_convert
+
+    found = latte_convert.export(source, out, resolution=resolution, overwrite=True, progress=False)
+    print(f"{out}: {found.worst.value:.1e} from PyTorch", flush=True)
+
+
+def export_plainly(model: Path, file: Path, resolution: int) -> None:
+    """What PyTorch's exporter makes of the library's own class."""
+    import torch
+    import transformers
+
+    network = transformers.AutoModel.from_pretrained(model).eval()
+    pixels = torch.randn(2, 3, resolution, resolution)
+    shapes = {"pixel_values": {0: torch.export.Dim("batch", min=1, max=1024)}}
+    torch.onnx.export(
+        network, (), file, kwargs={"pixel_values": pixels}, dynamo=True, dynamic_shapes=shapes, opset_version=20
+    )
+
+
+class Worker:
+    """A process with one variant, warm, that computes when it is asked."""
+
+    def __init__(self, variant: str, file: Path, resolution: int) -> None:
+        command = [sys.executable, __file__, "--worker", variant, str(file), str(resolution)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "GOMP_SPINCOUNT": "0"}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def run(self) -> dict[str, float]:
+        """Seconds of one image, and the peak memory so far."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        answer: dict[str, float] = json.loads(self.process.stdout.readline())
+        return answer
+
+    def end(self) -> None:
+        """End the process."""
+        self.process.communicate()
+
+
+def work(variant: str, file: str, resolution: str) -> None:
+    """Compute one image for each line on stdin."""
+    run = compute_onnx(Path(file), int(resolution)) if "_" in variant else compute_torch(file, int(resolution))
+    for _ in sys.stdin:
+        wall, cpu = time.perf_counter(), time.process_time()
+        run()
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        print(json.dumps({"wall_s": wall, "cpu_s": cpu, "peak_mb": peak}), flush=True)
+
+
+def compute_onnx(file: Path, resolution: int) -> Callable[[], Any]:
+    """ONNX Runtime alone."""
+    import numpy as np
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = THREADS
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    pixels = np.random.default_rng(0).normal(size=(1, 3, resolution, resolution)).astype(np.float32)
+    return lambda: session.run(None, {"pixel_values": pixels})
+
+
+def compute_torch(directory: str, resolution: int) -> Callable[[], Any]:
+    """The original, or what ``load`` gives."""
+    import torch
+    import transformers
+
+    import latte_convert
+
+    torch.set_num_threads(THREADS)
+    hybrid = (Path(directory) / "latte.json").is_file()
+    model = latte_convert.load(directory) if hybrid else transformers.AutoModel.from_pretrained(directory).eval()
+    pixels = torch.randn(1, 3, resolution, resolution, generator=torch.Generator().manual_seed(0))
+
+    def run() -> None:
+        with torch.no_grad():
+            model(pixels)
+
+    return run
+
+
+def write(out: Path, rows: list[dict[str, Any]]) -> None:
+    """The figures as JSON, and the table."""
+    (out / "export.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    lines = [
+        "DINOv2-S, `near_far` in 8 of 12 layers, one image, two threads: median wall time (processor time of all threads), "
+        "and the peak memory of the process.",
+        "",
+        "| | " + " | ".join(f"{size} px" for size in dict.fromkeys(row["resolution"] for row in rows)) + " |",
+        "|---|" + "---|" * len({row["resolution"] for row in rows}),
+    ]
+    for name, title in TITLES.items():
+        cells = [
+            f"{row['wall_s']:.2f} s ({row['cpu_s']:.2f} s), {row['peak_mb']:.0f} MB" for row in rows
+            if row["variant"] == name
+        ]  # fmt: skip
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    loads = ", ".join(f"{row['load_before']:.1f}" for row in rows if row["variant"] == "original")
+    lines += ["", f"Load average of the machine before each size: {loads}."]
+    (out / "export.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines), flush=True)
+
+
+if __name__ == "__main__":
+    main()
