@@ -1,7 +1,7 @@
 """Time of the exported hybrid beside the exported original and both in PyTorch, on DINOv2-S, and their peak memory.
 
-Each variant lives in a process of its own with two threads and computes only when it is its turn, so that a machine that
-slows down slows all of them. Beside the wall time stands the processor time of the process, which other work on the
+Each variant lives in a process of its own with two threads and computes only when it is its turn, so that a machine
+that slows down slows all of them. Beside the wall time stands the processor time of the process, which other work on the
 machine changes less. Writes ``export.json`` and ``export.md``.
 """
 
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="Folder for the hybrid and the files; kept, and used again.")
     parser.add_argument("--resolutions", default="518,1036,1554")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--variants", default=",".join(TITLES))
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--worker", nargs=3, metavar=("VARIANT", "FILE", "PX"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -52,7 +53,8 @@ def main() -> None:
         hybrid = make_hybrid(options.model, options.photos, folder / "hybrid")
         rows = []
         for resolution in map(int, options.resolutions.split(",")):
-            rows += measure(options.model, hybrid, folder, resolution, options.rounds)
+            files = make_files(options.model, hybrid, folder, resolution, options.variants.split(","))
+            rows += measure(files, resolution, options.rounds)
             write(options.out, rows)
 
 
@@ -66,19 +68,29 @@ def make_hybrid(model: Path, photos: Path, out: Path) -> Path:
     return out
 
 
-def measure(model: Path, hybrid: Path, folder: Path, resolution: int, rounds: int) -> list[dict[str, Any]]:
-    """One row for each variant."""
+def make_files(model: Path, hybrid: Path, folder: Path, resolution: int, variants: list[str]) -> dict[str, Path]:
+    """By variant: its directory or file, made if it is not there. The original's files take images of any size."""
     files = {"original": model, "hybrid": hybrid}
-    for name, source in (("original_onnx", model), ("hybrid_onnx", hybrid)):
-        files[name] = folder / f"{name}_{resolution}" / "model.onnx"
-        if not files[name].exists():
-            export(source, files[name].parent, resolution)
-    files["original_plain"] = folder / f"original_plain_{resolution}.onnx"
-    if not files["original_plain"].exists():
-        export_plainly(model, files["original_plain"], resolution)
+    files["hybrid_onnx"] = folder / f"hybrid_{resolution}" / "model.onnx"
+    files["original_onnx"] = folder / "original" / "model.onnx"
+    files["original_plain"] = folder / "original_plain.onnx"
+    files = {name: files[name] for name in TITLES if name in variants}
+    for name, file in files.items():
+        if file.exists():
+            continue
+        if name == "original_plain":
+            export_plainly(model, file)
+        else:
+            source, fixed = (hybrid, resolution) if name == "hybrid_onnx" else (model, None)
+            export(source, file.parent, fixed)
+    return files
+
+
+def measure(files: dict[str, Path], resolution: int, rounds: int) -> list[dict[str, Any]]:
+    """One row for each variant."""
     load = os.getloadavg()[0]
-    workers = {name: Worker(name, files[name], resolution) for name in TITLES}
-    taken: dict[str, list[dict[str, float]]] = {name: [] for name in TITLES}
+    workers = {name: Worker(name, file, resolution) for name, file in files.items()}
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in files}
     for _ in range(rounds):
         for name, worker in workers.items():
             taken[name].append(worker.run())
@@ -91,7 +103,7 @@ def measure(model: Path, hybrid: Path, folder: Path, resolution: int, rounds: in
     return rows
 
 
-def export(source: Path, out: Path, resolution: int) -> None:
+def export(source: Path, out: Path, resolution: int | None) -> None:
     """As a user does it."""
     import latte_convert
 
@@ -99,14 +111,15 @@ def export(source: Path, out: Path, resolution: int) -> None:
     print(f"{out}: {found.worst.value:.1e} from PyTorch", flush=True)
 
 
-def export_plainly(model: Path, file: Path, resolution: int) -> None:
+def export_plainly(model: Path, file: Path) -> None:
     """What PyTorch's exporter makes of the library's own class."""
     import torch
     import transformers
 
     network = transformers.AutoModel.from_pretrained(model).eval()
-    pixels = torch.randn(2, 3, resolution, resolution)
-    shapes = {"pixel_values": {0: torch.export.Dim("batch", min=1, max=1024)}}
+    pixels = torch.randn(2, 3, 56, 70)
+    batch, rows, columns = (torch.export.Dim(name, min=1, max=1024) for name in ("batch", "rows", "columns"))
+    shapes = {"pixel_values": {0: batch, 2: 14 * rows, 3: 14 * columns}}
     torch.onnx.export(
         network, (), file, kwargs={"pixel_values": pixels}, dynamo=True, dynamic_shapes=shapes, opset_version=20
     )
@@ -184,8 +197,8 @@ def write(out: Path, rows: list[dict[str, Any]]) -> None:
     """The figures as JSON, and the table."""
     (out / "export.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     lines = [
-        "DINOv2-S, `near_far` in 8 of 12 layers, one image, two threads: median wall time (processor time of all threads), "
-        "and the peak memory of the process.",
+        "DINOv2-S, `near_far` in 8 of 12 layers, one image, two threads: median wall time (processor time of all "
+        "threads), and the peak memory of the process.",
         "",
         "| | " + " | ".join(f"{size} px" for size in dict.fromkeys(row["resolution"] for row in rows)) + " |",
         "|---|" + "---|" * len({row["resolution"] for row in rows}),
@@ -195,8 +208,8 @@ def write(out: Path, rows: list[dict[str, Any]]) -> None:
             f"{row['wall_s']:.2f} s ({row['cpu_s']:.2f} s), {row['peak_mb']:.0f} MB" for row in rows
             if row["variant"] == name
         ]  # fmt: skip
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    loads = ", ".join(f"{row['load_before']:.1f}" for row in rows if row["variant"] == "original")
+        lines += [f"| {title} | {' | '.join(cells)} |"] if cells else []
+    loads = ", ".join(f"{load:.1f}" for load in dict.fromkeys(row["load_before"] for row in rows))
     lines += ["", f"Load average of the machine before each size: {loads}."]
     (out / "export.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines), flush=True)
