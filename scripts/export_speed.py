@@ -1,8 +1,8 @@
 """Time of the exported hybrid beside the exported original and both in PyTorch, on DINOv2-S, and their peak memory.
 
 Each variant lives in a process of its own with two threads and computes only when it is its turn, so that a machine
-that slows down slows all of them. Beside the wall time stands the processor time of the process, which other work on the
-machine changes less. Writes ``export.json`` and ``export.md``.
+that slows down slows all of them. Beside the wall time stands the processor time of the process, which other work on
+the machine changes less. Writes ``export.json`` and ``export.md``.
 """
 
 from __future__ import annotations
