@@ -87,8 +87,8 @@ def test_a_missed_gate_exits_4_and_still_reports(latte, artifact, textures):
     arguments = ("eval", artifact, "--task", "fidelity", "--data", textures / "test", "--json", "--fail-under")
     code, stdout, stderr = latte(*arguments, 1.0)
     assert code == 4
-    assert json.loads(stdout)["gate"] == {"metric": "cosine", "fail_under": 1.0, "passed": False}
-    assert "retention of cosine is 0." in stderr
+    assert json.loads(stdout)["gate"] == {"metric": "likeness", "fail_under": 1.0, "passed": False}
+    assert "retention of likeness is 0." in stderr
     assert "below the 1 asked for" in stderr
     code, stdout, _ = latte(*arguments, 0.0, "--metric", "cosine@encoder.layer.0")
     assert code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from latte_convert.evaluation.features import prefix_tokens
 from latte_convert.evaluation.tasks.base import Metric, Task
 from latte_convert.evaluation.unlabelled import examples_of, open_unlabelled
 from latte_convert.measuring.agreement import Agreement
-from latte_convert.measuring.outputs import named_outputs, primary_output
+from latte_convert.measuring.outputs import add_outputs, final_outputs, named_outputs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,21 +25,26 @@ if TYPE_CHECKING:
     from latte_convert.data.feed import Inputs
 
 _Row = dict[str, npt.NDArray[np.float64]]
-"""For each output: sum of cosines, tokens, squared error, squared norm, tokens with the same largest feature."""
+"""For each output: sum of cosines, tokens, squared error, squared norm, tokens with the same largest feature, and what
+both share with its weight (see ``Agreement``)."""
 
 
 class FidelityTask(Task):
-    """Cosine, relative error and top-1 agreement, of the output that stands for the model and of every other.
+    """Likeness of the final outputs, as the gates of a conversion see it; cosine, relative error and top-1 agreement.
 
-    Beside the metrics stand ``METRIC@OUTPUT`` for every output and every block with a converted or convertible site.
-    Of several towers the worst counts.
+    Likeness is the measure that fits an output: of boxes their intersection over union, of logits the probability that
+    both models give to the same classes, else the cosine. Beside the metrics stand ``METRIC@OUTPUT`` for every output
+    and every block with a converted or convertible site. Of several final outputs the least alike counts.
 
     Data: whatever the model was calibrated on; two places, images and texts, for a two-tower model.
     """
 
     name = "fidelity"
-    metrics = (Metric("cosine"), Metric("relative_error", lower_is_better=True), Metric("top1"))
-    note = "The original is the reference: its own cosine and top-1 agreement are 1, its relative error is 0."
+    metrics = (Metric("likeness"), Metric("cosine"), Metric("relative_error", lower_is_better=True), Metric("top1"))
+    note = (
+        "The original is the reference: its own likeness, cosine and top-1 agreement are 1, its relative error is 0. "
+        "Likeness is the overlap of boxes, the common probability of logits, the cosine of all else."
+    )
 
     @staticmethod
     def fits(source: Checkpoint) -> str | None:
@@ -59,38 +65,43 @@ class FidelityTask(Task):
             self._blocks = list(dict.fromkeys(host.block(site.name) for site in host.sites() if site.eligible))
             self._prefix = prefix_tokens(model)
         with host.outputs_of(self._blocks) as blocks:
-            outputs = dict(named_outputs(host.run(inputs), self._prefix))
-        tower = "" if inputs.method == "forward" else f"{examples[0].modality}."
-        self._primaries[tower + primary_output(outputs, tower=bool(tower))] = None
-        named = {**{tower + name: tensor for name, tensor in outputs.items()}, **blocks}
+            output = host.run(inputs)
+        tower = "" if inputs.method == "forward" else examples[0].modality
+        self._model = model
+        self._primaries |= dict.fromkeys(final_outputs(output, replace(inputs, tower=tower)))
+        place = f"{tower}." if tower else ""
+        outputs = named_outputs(output, self._prefix)
+        named = {**{place + name: tensor for name, tensor in outputs}, **blocks}
         return [
             {name: _of_sample(tensor, i, len(examples)) for name, tensor in named.items()} for i in range(len(examples))
         ]
 
     def compare(self, original: Sequence[Any], hybrid: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """Agreement of each sample's outputs, the original's with themselves and the hybrid's with the original's."""
-        rows = [_agreement(a, b) for a, b in zip(original, hybrid, strict=True)]
+        rows = [_agreement(self._model, a, b) for a, b in zip(original, hybrid, strict=True)]
         return [{name: _perfect(sums) for name, sums in row.items()} for row in rows], rows
 
     def records(self, examples: Sequence[Example], predictions: Sequence[Any]) -> Any:
-        """The sums of every sample and output, ``(samples, outputs, 5)``; 0 for the outputs of another tower."""
+        """The sums of every sample and output, ``(samples, outputs, 7)``; 0 for the outputs of another tower."""
         self._names = list(dict.fromkeys(name for row in predictions for name in row))
-        empty = np.zeros(5)
+        empty = np.zeros(7)
         return np.stack([np.stack([row.get(name, empty) for name in self._names]) for row in predictions])
 
     def score(self, records: Sequence[Any]) -> dict[str, float]:
         """Agreement over all tokens of all samples."""
-        cosine, tokens, error, norm, same = np.asarray(records).sum(0).T
+        cosine, tokens, error, norm, same, shared, weight = np.asarray(records).sum(0).T
         with np.errstate(divide="ignore", invalid="ignore"):
             relative = np.where(error == 0, 0.0, np.sqrt(error / norm))
-            columns = {"cosine": cosine / tokens, "relative_error": relative, "top1": same / tokens}
+            mean = cosine / tokens
+            alike = np.minimum(mean, np.where(weight == 0, 1.0, shared / weight))
+            columns = {"likeness": alike, "cosine": mean, "relative_error": relative, "top1": same / tokens}
         parts = {
             f"{metric}@{name}": float(values[i])
             for metric, values in columns.items()
             for i, name in enumerate(self._names)
-            if metric != "top1" or name.endswith("logits")
+            if {"likeness": name in self._primaries, "top1": name.endswith("logits")}.get(metric, True)
         }
-        worst = min(self._primaries, key=lambda name: (parts[f"cosine@{name}"], name))
+        worst = min(self._primaries, key=lambda name: (parts[f"likeness@{name}"], name))
         main = {metric: parts[key] for metric in columns if (key := f"{metric}@{worst}") in parts}
         return {**main, **parts}
 
@@ -104,16 +115,16 @@ def _of_sample(tensor: Tensor, index: int, batch: int) -> Tensor:
     return tensor[index * size : (index + 1) * size]
 
 
-def _agreement(original: dict[str, Tensor], other: dict[str, Tensor]) -> _Row:
-    rows: _Row = {}
-    for name, tensor in original.items():
-        sums = Agreement()
-        sums.add(tensor, other[name])
-        rows[name] = np.array([sums.cosine_sum, sums.tokens, sums.squared_error, sums.squared_norm, sums.same])
-    return rows
+def _agreement(model: nn.Module, original: dict[str, Tensor], other: dict[str, Tensor]) -> _Row:
+    agreements: dict[str, Agreement] = {}
+    add_outputs(agreements, model, original, other)
+    return {
+        name: np.array([a.cosine_sum, a.tokens, a.squared_error, a.squared_norm, a.same, a.shared, a.weight])
+        for name, a in agreements.items()
+    }
 
 
 def _perfect(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The sums of an original compared with itself, from those of any comparison with it."""
-    _, tokens, _, norm, _ = sums
-    return np.array([tokens, tokens, 0.0, norm, tokens])
+    _, tokens, _, norm, _, _, weight = sums
+    return np.array([tokens, tokens, 0.0, norm, tokens, weight, weight])

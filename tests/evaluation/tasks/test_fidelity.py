@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import transformers
@@ -7,6 +9,7 @@ from PIL import Image
 
 import latte_convert
 from latte_convert.evaluation.evaluate import evaluate
+from latte_convert.evaluation.tasks.fidelity import FidelityTask
 
 
 @torch.no_grad()
@@ -62,3 +65,26 @@ def test_top1_agreement_of_a_classifier(subjects, tmp_path):
         guesses.append(one(torch.cat(pixels)).logits.argmax(-1))
     assert report.metrics["top1"].hybrid == pytest.approx(float((guesses[0] == guesses[1]).float().mean()))
     assert report.metrics["cosine"] == report.metrics["cosine@logits"]
+    assert report.primary == "likeness"
+    assert report.metrics["likeness"].interval is not None
+
+
+def test_every_final_output_is_measured_by_what_fits_it_and_the_worst_counts():
+    """Boxes that move by half their width have a cosine of nearly 1; a third of them is shared."""
+    logits = torch.tensor([[[4.0, 1.0], [1.0, 4.0]]])
+    boxes = torch.tensor([[[0.5, 0.5, 0.1, 0.1], [0.2, 0.8, 0.1, 0.1]]])
+    before = {"logits": logits, "pred_boxes": boxes, "encoder.0": torch.ones(1, 3, 2)}
+    after = {**before, "logits": logits.flip(-1), "pred_boxes": boxes + torch.tensor([0.05, 0.0, 0.0, 0.0])}
+    task = object.__new__(FidelityTask)
+    task._model, task._primaries = torch.nn.Identity(), {"logits": None, "pred_boxes": None}
+    for other, worst, right in (
+        (after, "logits", 2 / (1 + math.exp(3))),
+        ({**after, "logits": logits}, "pred_boxes", 1 / 3),
+    ):
+        original, hybrid = task.compare([before, before], [other, other])
+        scores = task.score(task.records([], hybrid))
+        assert scores["likeness"] == scores[f"likeness@{worst}"] == pytest.approx(right)
+        assert scores["likeness@pred_boxes"] == pytest.approx(1 / 3)
+        assert scores["cosine@pred_boxes"] > 0.99
+        assert "likeness@encoder.0" not in scores
+        assert task.score(task.records([], original))["likeness"] == 1
