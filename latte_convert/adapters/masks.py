@@ -65,7 +65,7 @@ def _check(allowed: Tensor, padding: Tensor, *, queries: int, causal: bool) -> N
         keys = padding.shape[-1]
         last = torch.arange(queries, device=padding.device) + (keys - queries)
         expected = expected & (torch.arange(keys, device=padding.device) <= last[:, None])
-    # Rows of padded queries may be empty (fully masked): nobody reads them.
+    # Rows of padded queries may be empty (fully masked): they are never read.
     wrong = (allowed != expected) & allowed.any(-1, keepdim=True)
     if bool(wrong.any()):
         kind = "causal key padding" if causal else "key padding"

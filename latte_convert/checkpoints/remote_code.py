@@ -1,4 +1,4 @@
-"""Python code that comes with a checkpoint: it runs where the user allows it, and nobody is asked on the terminal."""
+"""Python code that comes with a checkpoint: it runs where the user allows it, without a question on the terminal."""
 
 from __future__ import annotations
 

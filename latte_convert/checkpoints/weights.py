@@ -97,7 +97,7 @@ def download(
 
 
 def leads_out(path: Path, folder: Path) -> bool:
-    """Whether a file of a checkpoint is a link out of it, to what nobody may have meant to publish."""
+    """Whether a file of a checkpoint is a link out of it, to what its owner may not have meant to publish."""
     inside = [folder.resolve()]
     if folder.parent.name == "snapshots":  # in the Hub's cache files are links to its blobs
         inside.append(folder.parent.parent.resolve() / "blobs")

@@ -76,7 +76,7 @@ def _annotation(
     if image not in images:
         raise DataError(f"{place}: a box of image {image}, which 'images' does not have.")
     if category not in categories:
-        raise DataError(f"{place}: category {category} is none of the {len(categories)} in 'categories'.")
+        raise DataError(f"{place}: category {category} is not one of the {len(categories)} in 'categories'.")
     box = field(entry, "bbox", list, place)
     if len(box) != 4 or not all(map(_finite, box)):
         raise DataError(f"{place}: 'bbox' is {box}, not [x, y, width, height] in pixels.")
@@ -114,7 +114,7 @@ def categories_of(names: list[str], instances: Instances, where: str) -> dict[in
         where: Of the labels, for the message.
 
     Raises:
-        DataError: A category that has boxes is none of the detector's.
+        DataError: A category that has boxes is not one of the detector's.
     """
     if all(name == f"LABEL_{i}" for i, name in enumerate(names)):
         found = {i: i for i in range(len(names)) if i in instances.categories}
@@ -131,7 +131,7 @@ def categories_of(names: list[str], instances: Instances, where: str) -> dict[in
     if unknown := sorted(used - set(found.values())):
         name = instances.categories[unknown[0]]
         raise DataError(
-            f"{where}: {len(unknown)} categories with boxes are none of the detector's {len(names)} classes, such as "
+            f"{where}: {len(unknown)} categories with boxes are not among the detector's {len(names)} classes, such as "
             f"{unknown[0]} '{name}' ({nearest(name, names)})."
         )
     return found

@@ -74,7 +74,7 @@ def class_folder(root: Path, classes: Sequence[str] | None = None) -> tuple[list
 
 def unknown_class(name: str, classes: Sequence[str]) -> str:
     """The sentence about a label that is no class."""
-    return f"'{name}' is none of the {len(classes)} classes ({nearest(name, classes)})."
+    return f"'{name}' is not one of the {len(classes)} classes ({nearest(name, classes)})."
 
 
 def named_file(folder: Path, name: Any, modality: Modality, where: str) -> Path:

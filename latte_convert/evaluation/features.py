@@ -65,7 +65,7 @@ def image_tokens(model: nn.Module, inputs: Inputs) -> tuple[Tensor, int]:
     elif inputs.method != "forward":
         vision = getattr(model, "vision_model", None)
         if vision is None:
-            raise CheckpointError(f"{type(model).__name__} gives no patch tokens of its vision tower.")
+            raise CheckpointError(f"{type(model).__name__} does not return the patch tokens of its vision tower.")
         tokens = run(vision, Inputs(_taken(vision, inputs))).last_hidden_state
     else:
         tokens = _backbone_output(model, inputs).last_hidden_state

@@ -23,7 +23,7 @@ class _Contents:
         self._versions = [compat.version(leaf) if isinstance(leaf, Tensor) else 0 for leaf in self._leaves]
 
     def still(self, *trees: Any) -> bool:
-        """Whether the containers hold the same items, and nothing has written into these; False where nobody tells."""
+        """Whether the containers hold the same items, and these are as they were; False where that cannot be told."""
         now = _Contents(*trees)
         same = len(now._leaves) == len(self._leaves) and all(map(operator.is_, now._leaves, self._leaves))
         return same and None not in self._versions and now._versions == self._versions

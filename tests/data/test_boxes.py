@@ -14,7 +14,7 @@ def test_categories_by_name_and_by_number(tmp_path):
     labels = read_instances(instances(tmp_path, [(0, 7, [10, 10, 20, 20])]))
     assert categories_of(["N/A", "Dog", "bird", "cat"], labels, "x") == {1: 3, 3: 7}
     assert categories_of([f"LABEL_{i}" for i in range(9)], labels, "x") == {3: 3, 7: 7}
-    with pytest.raises(DataError, match=r"x: 1 categories with boxes are none of .* 2 classes, such as 7 'cat'.*cot"):
+    with pytest.raises(DataError, match=r"x: 1 categories with boxes are not among .* 2 classes, such as 7 'cat'.*cot"):
         categories_of(["dog", "cot"], labels, "x")
     # As RT-DETR's published checkpoints spell them.
     names = {1: "motorcycle", 2: "airplane", 3: "couch", 4: "potted plant", 5: "dining table", 6: "tv"}
@@ -28,7 +28,7 @@ def test_categories_by_name_and_by_number(tmp_path):
     ("boxes", "message"),
     [
         ([(0, 7, [10, 10, 20, 20]), (9, 7, [1, 1, 2, 2])], r"\(annotations\[1\]\): a box of image 9, which"),
-        ([(0, 5, [10, 10, 20, 20])], r"\(annotations\[0\]\): category 5 is none of the 2"),
+        ([(0, 5, [10, 10, 20, 20])], r"\(annotations\[0\]\): category 5 is not one of the 2"),
         ([(0, 7, [90, 10, 20, 20])], r"box \[90, 10, 20, 20\] .* lies outside its image of 100x80 pixels \(0.png\)"),
         ([(0, 7, [10, 70, 20, 20])], "lies outside its image"),
         ([(0, 7, [-5, 10, 20, 20])], "lies outside its image"),

@@ -23,7 +23,7 @@ def test_a_folder_a_class(tmp_path):
 
 def test_an_image_without_a_class_and_one_of_an_unknown_class(tmp_path):
     image(tmp_path / "shoes" / "1.png")
-    with pytest.raises(DataError, match=r"shoes/1.png: 'shoes' is none of the 2 classes \(nearest: shoe\)"):
+    with pytest.raises(DataError, match=r"shoes/1.png: 'shoes' is not one of the 2 classes \(nearest: shoe\)"):
         class_folder(tmp_path, ["hat", "shoe"])
     image(tmp_path / "loose.png")
     with pytest.raises(DataError, match=r"loose.png has no label"):

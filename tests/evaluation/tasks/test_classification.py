@@ -72,7 +72,7 @@ def test_an_unknown_class_is_named_with_the_nearest(vit_artifact, subjects, tmp_
     root = tmp_path / "data"
     shutil.copytree(subjects / "test", root)
     (root / "cat").rename(root / "cats")
-    with pytest.raises(DataError, match=r"data/cats: 'cats' is none of the 7 classes \(nearest: cat"):
+    with pytest.raises(DataError, match=r"data/cats: 'cats' is not one of the 7 classes \(nearest: cat"):
         evaluate(vit_artifact, "classification", [root])
 
 
@@ -146,8 +146,8 @@ def test_texts_by_hand(roberta_artifact, reviews):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("good film,positiv", r"reviews.csv:3: 'positiv' is none of the 2 classes \(nearest: positive"),
-        ("good film,2", r"reviews.csv:3: '2' is none of the 2 classes"),
+        ("good film,positiv", r"reviews.csv:3: 'positiv' is not one of the 2 classes \(nearest: positive"),
+        ("good film,2", r"reviews.csv:3: '2' is not one of the 2 classes"),
         ("good film,", r"reviews.csv:3: 'label' is empty"),
         (",positive", r"reviews.csv:3: 'text' is empty"),
         ("good film", r"reviews.csv:3: 1 columns where the header names 2"),
@@ -167,7 +167,7 @@ def test_bad_rows_are_named(roberta_artifact, row, message, tmp_path):
 def test_what_a_label_means():
     names = ClassNames(["tench, Tinca tinca", "crane, bird", "crane", "crane, machine", "heron, crane"])
     assert [names.index(label, "x") for label in ("Tinca_tinca", "TENCH", "crane", "3", 4)] == [0, 0, 2, 3, 4]
-    with pytest.raises(DataError, match="x: 'machines' is none of the 5"):
+    with pytest.raises(DataError, match="x: 'machines' is not one of the 5"):
         names.index("machines", "x")
     with pytest.raises(DataError, match=r"x: 'ibis' can be several classes \(0: ibis, a; 1: ibis, b\): use the index"):
         ClassNames(["ibis, a", "ibis, b"]).index("ibis", "x")

@@ -145,7 +145,7 @@ def test_bad_data(detr_artifact, dino_artifact, boxes, tmp_path):
     document = json.loads((root / "instances.json").read_text())
     document["categories"] = [{**c, "name": f"thing {c['name']}"} for c in document["categories"]]
     (root / "instances.json").write_text(json.dumps(document))
-    with pytest.raises(DataError, match=r"instances.json: 10 categories with boxes are none of the detector's 10"):
+    with pytest.raises(DataError, match=r"instances.json: 10 categories with boxes are not among the detector's 10"):
         evaluate(detr_artifact, "detection", [root])
     shutil.copy(root / "instances.json", root / "instances_2.json")
     with pytest.raises(DataError, match="several label files"):

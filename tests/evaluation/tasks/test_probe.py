@@ -94,7 +94,7 @@ def test_a_test_class_that_is_not_trained(dino_artifact, subjects, tmp_path):
     root = tmp_path / "data"
     shutil.copytree(subjects, root)
     (root / "test" / "coffee").rename(root / "test" / "tea")
-    with pytest.raises(DataError, match=r"test/tea/.*jpg: 'tea' is none of the 3 classes"):
+    with pytest.raises(DataError, match=r"test/tea/.*jpg: 'tea' is not one of the 3 classes"):
         evaluate(dino_artifact, "knn", [root])
     shutil.rmtree(root / "train" / "coffee")
     shutil.rmtree(root / "train" / "cat")
