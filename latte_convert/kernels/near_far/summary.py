@@ -35,8 +35,8 @@ class Summary(NamedTuple):
     """At most ``c`` clusters of the ``n`` keys of ``G`` heads, as each of ``V`` views sees them.
 
     Attributes:
-        order: ``(G, V, m)``, int64: the queries of each view. Numbers from ``Nq`` on are padding, which the last views may hold
-            so that all have the same size.
+        order: ``(G, V, m)``, int64: the queries of each view. Numbers from ``Nq`` on are padding, which the last
+            views may hold so that all have the same size.
         query: ``(G, V, m, d)``: these queries, and some query in the place of none.
         key: ``(G, V, c, d)``.
         value: ``(G, V, c, dv)``.
