@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import UsageError
-from latte_convert.graphs import in_one_graph
+from latte_convert.graphs import in_one_graph, recorded
 from latte_convert.kernels.fitting import DescentStage, MapStage, OutputStage, ShiftStage, Stage
 from latte_convert.kernels.softmax import softmax_attention, softmax_flops
 
@@ -158,7 +158,7 @@ class Kernel(nn.Module, ABC):
         prefix = self.exact_rows(call.shape)
         query, key = self.reframe(call.query[:, :, prefix:], call.key)
         lost = None
-        if self.mixes_queries:
+        if self.mixes_queries and not _surely_finite(query):
             lost = ~query.isfinite().all(-1, keepdim=True)
             query = query.masked_fill(lost, 0)
         out = self.adjust(self.attend(replace(call, query=query, key=key)), call)
@@ -283,6 +283,13 @@ class Kernel(nn.Module, ABC):
         A quarter of the FLOPs is what its figures amount to for kernels that it has no formula for.
         """
         return self.flops(shape) // 4
+
+
+def _surely_finite(tokens: Tensor) -> bool:
+    """Whether all numbers are known to be finite, in one pass; not known to a graph that is made, nor to a device."""
+    if tokens.device.type != "cpu" or torch.compiler.is_compiling() or recorded():
+        return False
+    return bool(tokens.sum(dtype=torch.promote_types(tokens.dtype, torch.float32)).isfinite())
 
 
 def check_whole(kernel: str, bounds: Mapping[str, tuple[object, int, int]]) -> None:
