@@ -44,18 +44,17 @@ class Measured:
     samples: int
 
 
-def card_text(name: str, manifest: Manifest, base: Path | None, measured: Sequence[Measured] = ()) -> str:
+def card_text(manifest: Manifest, base: Path | None, measured: Sequence[Measured] = ()) -> str:
     """The card.
 
     Args:
-        name: Of the artifact.
         manifest: What the artifact records.
         base: The card of the source, or None.
         measured: Figures, the main ones first.
     """
     from huggingface_hub import EvalResult, ModelCardData
 
-    source = manifest.source
+    source, name = manifest.source, _name_of(manifest)
     fields: dict[str, Any] = {key: value for key, value in _fields_of(base).items() if key in _KEPT and value}
     if re.fullmatch(HUB_ID, source.id):
         fields["base_model"] = source.id
@@ -82,11 +81,17 @@ def card_text(name: str, manifest: Manifest, base: Path | None, measured: Sequen
     return f"---\n{data.to_yaml()}\n---\n\n" + "\n".join(_body(name, manifest, measured)) + "\n"
 
 
-def write_card(directory: Path, name: str, manifest: Manifest, measured: Sequence[Measured] = ()) -> None:
+def write_card(directory: Path, manifest: Manifest, measured: Sequence[Measured] = ()) -> None:
     """Write the card of an artifact that is being made; see ``card_text``."""
     base = directory / ORIGINAL / CARD
-    text = card_text(name, manifest, base if base.is_file() else None, measured)
+    text = card_text(manifest, base if base.is_file() else None, measured)
     (directory / CARD).write_text(text, encoding="utf-8")
+
+
+def _name_of(manifest: Manifest) -> str:
+    """Of the base, whatever the folder is called: equal conversions have equal cards."""
+    source = manifest.source
+    return f"{source.model_class if source.id == 'in memory' else Path(source.id).name}-hybrid"
 
 
 def _fields_of(card: Path | None) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def save_artifact(
     check_target(out, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20), protect=protected)
     with atomic_directory(out, overwrite=overwrite) as directory, _evaluating(hybrid):
         manifest = _write(hybrid, record, directory)
-        write_card(directory, out.name, manifest, describe(directory, manifest.fingerprint) if describe else ())
+        write_card(directory, manifest, describe(directory, manifest.fingerprint) if describe else ())
         written = {MANIFEST, *manifest.files}
         results = {name: sha256_file(directory / name) for name in visible(directory) if name not in written}
         manifest = manifest.model_copy(update={"results": results})

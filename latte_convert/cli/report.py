@@ -132,7 +132,7 @@ def _renew_card(path: Path, report: Report) -> None:
 
     if (path / MANIFEST).is_file() and CARD not in (manifest := read_manifest(path)).files:
         base = path / ORIGINAL / CARD
-        text = card_text(path.resolve().name, manifest, base if base.is_file() else None, measured(report))
+        text = card_text(manifest, base if base.is_file() else None, measured(report))
         write_text(text, path / CARD)
 
 

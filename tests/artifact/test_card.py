@@ -61,7 +61,7 @@ def test_what_the_base_says_of_itself(tiny_dino: Path, photos: Path, tmp_path: P
 def test_a_base_of_the_hub(saved: Path) -> None:
     manifest = read_manifest(saved)
     source = manifest.source.model_copy(update={"id": "facebook/dinov2-small", "revision": "0" * 40})
-    card = ModelCard(card_text("hybrid", manifest.model_copy(update={"source": source}), None))
+    card = ModelCard(card_text(manifest.model_copy(update={"source": source}), None))
     assert card.data.base_model == "facebook/dinov2-small"
     assert "https://huggingface.co/facebook/dinov2-small" in card.content
 
@@ -71,7 +71,7 @@ def test_a_base_of_the_hub(saved: Path) -> None:
 )
 def test_a_base_whose_card_cannot_be_read(text: str, saved: Path, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(text)
-    ModelCard(card_text("hybrid", read_manifest(saved), tmp_path / "README.md"))
+    ModelCard(card_text(read_manifest(saved), tmp_path / "README.md"))
 
 
 def test_the_report_adds_evaluations(artifact: Path, photos: Path, latte: Any) -> None:

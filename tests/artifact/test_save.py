@@ -104,7 +104,7 @@ def test_a_loaded_hybrid_is_trained_and_saved_over_itself(result, source: Path, 
     train(loaded)
     latte_convert.save(loaded, out, overwrite=True)
     assert equal(latte_convert.load(out), loaded)
-    assert latte_convert.verify(out).files == 3
+    assert latte_convert.verify(out).files == 4
     assert [path.name for path in tmp_path.iterdir()] == ["hybrid"]
 
 
