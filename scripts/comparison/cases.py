@@ -117,7 +117,8 @@ def minilm(models: Path, data: Path, quick: bool) -> Case:
         about=(
             f"MiniLM-L6, {TOKENS} tokens; {fit} texts to fit, {held} held out; {len(test)} pairs of STS-B. FLOPs, "
             f"milliseconds and cosines are of {TOKENS} tokens. Sentences of STS-B have 14 on average and 46 at most, "
-            "where the default near_far, cheaper from 165 on, runs softmax throughout: its Spearman there says nothing of it"
+            "where the default near_far, cheaper from 165 on, runs softmax throughout: its Spearman there says nothing "
+            "of it"
         ),
         model=model,
         tower=None,
