@@ -140,11 +140,15 @@ def _lost_grids(sites: Sequence[AttentionSite]) -> Iterator[str]:
 def not_faster(fidelity: Fidelity) -> str:
     """That a hybrid is not faster than its original, and the most that any attention kernel could gain."""
     longest = max((shape.keys for shape in fidelity.shapes.values()), default=0)
+    limit = ""
+    if fidelity.ceiling > 1:  # below, the clock saw something else than attention
+        limit = (
+            f" Attention takes {1 - 1 / fidelity.ceiling:.0%} of the original's time, so no attention kernel can be "
+            f"more than {fidelity.ceiling:.2f} times as fast."
+        )
     return (
         f"the hybrid is not faster at this length ({longest} tokens): {fidelity.hybrid_ms:.3g} ms a sample, the "
-        f"original {fidelity.original_ms:.3g} ms. Attention takes {1 - 1 / fidelity.ceiling:.0%} of the original's "
-        f"time, so no attention kernel can be more than {fidelity.ceiling:.2f} times as fast. Use longer inputs, or "
-        "keep the original."
+        f"original {fidelity.original_ms:.3g} ms.{limit} Use longer inputs, or keep the original."
     )
 
 
