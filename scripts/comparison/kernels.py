@@ -85,6 +85,7 @@ def _main() -> Iterator[Entry]:
     for window, halo, far in ((2, 1, "pooled"), (0, 0, "clustered"), (0, 0, "pooled")):
         options = {"window": window, "halo": halo, "far": far}
         yield Entry(f"near_far {window}/{halo}, 1/10, {far}", "near_far", options, share=10, detail=True)
+    yield Entry("blocks", "blocks", detail=True)
     yield Entry("near_far", "near_far")
 
 
