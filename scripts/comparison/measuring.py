@@ -14,6 +14,7 @@ import torch
 
 from comparison.cases import Case, outputs
 from comparison.kernels import Entry
+from latte_convert.adapters.convert import Applied
 from latte_convert.adapters.host import Host
 from latte_convert.attention import AttentionCall, AttentionSite, CallShape
 from latte_convert.bench.memory import peak_memory
@@ -151,9 +152,11 @@ def fidelity(case: Case, seen: Probe, kernels: Mapping[str, Kernel], entry: Entr
     """Agreement of the final output on held-out samples, and what the model is for."""
     ablation = entry.table == "extras"
     held = case.holdout[:ABLATED] if ablation else case.holdout
-    with seen.host.convert(kernels):
+    with seen.host.convert(kernels) as applied:
         found = outputs(case.model, held)
+        share = exact_share(applied)
         task = None if ablation else case.task(found)
+        whole = exact_share(applied)
     prefix = max(shape.layout.prefix for shape in seen.shapes.values())
     agreements: dict[str, Agreement] = {}
     for original, hybrid in zip(case.originals, found, strict=False):  # the first of them in ablations
@@ -168,7 +171,18 @@ def fidelity(case: Case, seen: Probe, kernels: Mapping[str, Kernel], entry: Entr
         "relative_error": number(agreements[primary].relative_error),
         "cosines": {name: number(each.cosine) for name, each in agreements.items()},
         "task": number(task),
+        "exact_share": share,
+        "task_exact_share": whole,
     }
+
+
+def exact_share(applied: Applied) -> float:
+    """Share of the calls that ran softmax, since nothing is cheaper on so few tokens; the count begins anew."""
+    handlers = applied.handlers.values()
+    calls, exact = (sum(getattr(handler, name) for handler in handlers) for name in ("calls", "exact_calls"))
+    for handler in handlers:
+        handler.calls = handler.exact_calls = 0
+    return exact / max(calls, 1)
 
 
 def number(value: float | None) -> float | None:

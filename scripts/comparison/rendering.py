@@ -59,7 +59,14 @@ def overview_cell(row: Row | None) -> str:
     """FLOPs, fidelity and task of one kernel on one case."""
     if row is None:
         return "-"
-    return f"{row['flops_share']:.0%}: {fidelity_cells([row]).replace(', ', ' / ')}; {figure(row['task'])}"
+    cosines = fidelity_cells([row]).replace(", ", " / ")
+    return f"{row['flops_share']:.0%}: {cosines}; {figure(row['task'])}{fallback(row)}"
+
+
+def fallback(row: Row) -> str:
+    """How much of what a row measured ran softmax after all; rows of an older version do not say."""
+    share = max(row.get("exact_share", 0.0), row.get("task_exact_share", 0.0))
+    return f" ({share:.0%} of calls ran softmax)" if share else ""
 
 
 def main_table(case: dict[str, Any]) -> str:

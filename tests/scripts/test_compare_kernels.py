@@ -65,6 +65,7 @@ def test_a_quick_run_on_the_tiny_models_and_what_is_made_of_it(tmp_path: Path) -
     assert [(row["kernel"], row["sites"]) for row in rows] == [(k, n) for k in (LATTE, OURS) for n in (1, 3, 4)]
     assert all(set(row["converted"]) <= set(rows[2]["converted"]) for row in rows)  # all four, whatever is chosen
     assert all("vision" in name for name in rows[2]["converted"])
+    assert {(row["exact_share"], row["task_exact_share"]) for row in rows} == {(0.0, 0.0)}  # 65 tokens suffice
     for one, _, every in (rows[:3], rows[3:]):
         assert 1 > one["cosine"] > every["cosine"]  # the most robust site alone keeps more than all of them
     # By hand, per head of 32 channels and 65 tokens: 32 x 33 features and value sums for keys and as many for
