@@ -180,5 +180,5 @@ def test_the_longest_name_that_the_disk_takes_is_taken(tmp_path, name):
 def test_a_name_that_cannot_be_written_is_refused_before_the_work(tmp_path, name, message):
     with pytest.raises(OutputError, match=message):
         check_target(tmp_path / os.fsdecode(name), overwrite=False)
-    with pytest.raises(CheckpointError, match=r"there is no artifact at|cannot be an artifact"):
+    with pytest.raises(CheckpointError, match=r"there is no artifact at|cannot be an artifact|is not UTF-8"):
         artifact_directory(tmp_path / os.fsdecode(name))

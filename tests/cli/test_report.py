@@ -148,7 +148,7 @@ def test_the_page_of_a_file_lies_beside_it(latte: Latte, hybrid: Path) -> None:
 def test_an_out_that_cannot_be_written(latte: Latte, hybrid: Path) -> None:
     code, out, err = latte(hybrid, "--out", hybrid / "report.json" / "page.html")
     assert (code, out) == (3, "")
-    assert "is not a folder you may write to" in err
+    assert "report.json is not a folder" in err
 
 
 def test_plots(latte: Latte, hybrid: Path) -> None:
