@@ -104,7 +104,7 @@ def _transform(_path: Path, config: dict[str, Any], _trusted: bool) -> Any:
 
 def _is_colour(value: Any) -> bool:
     """Whether a value is a number, or three; open_clip takes its own for one that is absent, empty or 0."""
-    values = value if isinstance(value, list) and len(value) == 3 else [value]
+    values = value if isinstance(value, list | tuple) and len(value) == 3 else [value]
     return bool(value) and all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
 
 

@@ -22,7 +22,7 @@ def test_convert_writes_an_artifact_and_prints_its_path(latte, tiny_dino, photos
     assert (code, stdout) == (0, f"{out}\n")
     assert "\x1b" not in stderr
     assert "█" in stderr
-    assert "held-out samples (4 sites converted)" in stderr
+    assert "held-out samples (4 of 6 attention sites converted)" in stderr
     assert sorted(p.name for p in out.iterdir()) == [
         "README.md",
         "config.json",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -207,21 +208,30 @@ def test_large_keys_stay_finite_and_accurate_at_many_tokens(name: str, dtype: to
 def test_low_precision_costs_a_kernel_no_more_than_it_costs_softmax(name: str, dtype: torch.dtype) -> None:
     """Against softmax in float64, which both are to compute.
 
-    Against its own float32 a clustered kernel may differ more: a key between two clusters can fall to the other,
-    and either choice approximates the same softmax.
+    Against its own float32 a kernel of clusters or blocks may differ more: a key between two of them can fall to the
+    other, and either choice approximates the same softmax, now better, now worse. So draws are averaged, and the mean
+    may exceed the bound by what chance makes of it.
     """
     kernel, layout = get_kernel(name)(HEADS, DIM), TokenLayout(prefix=1, grid=(20, 20))
-    query, key, value = tokens(401)
-    query, key = query + 3 * torch.randn(1, HEADS, 1, DIM), key + 3 * torch.randn(1, HEADS, 1, DIM)
     target = get_kernel("exact")(HEADS, DIM)
-
-    @torch.no_grad()
-    def error(kernel: Kernel, dtype: torch.dtype) -> float:
-        out = attend(kernel, [t.to(dtype) for t in (query, key, value)], layout=layout).double()
-        return float((out - exact).norm() / exact.norm())
-
-    exact = attend(target, [t.double() for t in (query, key, value)], layout=layout)
-    assert error(kernel, dtype) <= error(kernel, torch.float32) + 1.5 * error(target, dtype)
+    more, allowed = [], []
+    for _ in range(12):
+        query, key, value = tokens(401)
+        inputs = [query + 3 * torch.randn(1, HEADS, 1, DIM), key + 3 * torch.randn(1, HEADS, 1, DIM), value]
+        with torch.no_grad():
+            exact = attend(target, [t.double() for t in inputs], layout=layout)
+            error = {
+                (each.name, kind): float(
+                    (attend(each, [t.to(kind) for t in inputs], layout=layout).double() - exact).norm()
+                )
+                for each in (kernel, target)
+                for kind in (torch.float32, dtype)
+            }
+        more.append((error[name, dtype] - error[name, torch.float32]) / float(exact.norm()))
+        allowed.append(1.5 * error[target.name, dtype] / float(exact.norm()))
+    chance = 3 * stdev(more) / len(more) ** 0.5
+    assert fmean(more) <= fmean(allowed) + chance
+    assert chance < 0.02
 
 
 # --- masks ---

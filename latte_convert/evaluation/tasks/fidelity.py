@@ -34,7 +34,7 @@ class FidelityTask(Task):
 
     Likeness is the measure that fits an output: of boxes their intersection over union, of logits the probability that
     both models give to the same classes, else the cosine. Beside the metrics stand ``METRIC@OUTPUT`` for every output
-    and every block with a converted or convertible site. Of several final outputs the least alike counts.
+    and every block with a converted or convertible site. Of several final outputs the worst counts, metric by metric.
 
     Data: whatever the model was calibrated on; two places, images and texts, for a two-tower model.
     """
@@ -101,8 +101,11 @@ class FidelityTask(Task):
             for i, name in enumerate(self._names)
             if {"likeness": name in self._primaries, "top1": name.endswith("logits")}.get(metric, True)
         }
-        worst = min(self._primaries, key=lambda name: (parts[f"likeness@{name}"], name))
-        main = {metric: parts[key] for metric in columns if (key := f"{metric}@{worst}") in parts}
+        main = {}
+        for metric in columns:
+            finals = [parts[key] for name in self._primaries if (key := f"{metric}@{name}") in parts]
+            if finals:
+                main[metric] = max(finals) if metric == "relative_error" else min(finals)
         return {**main, **parts}
 
 
