@@ -65,9 +65,11 @@ def test_a_quick_run_on_the_tiny_models_and_what_is_made_of_it(tmp_path: Path) -
     assert [(row["kernel"], row["sites"]) for row in rows] == [(k, n) for k in (LATTE, OURS) for n in (1, 3, 4)]
     assert all(set(row["converted"]) <= set(rows[2]["converted"]) for row in rows)  # all four, whatever is chosen
     assert all("vision" in name for name in rows[2]["converted"])
-    assert {(row["exact_share"], row["task_exact_share"]) for row in rows} == {(0.0, 0.0)}  # 65 tokens suffice
-    for one, _, every in (rows[:3], rows[3:]):
-        assert 1 > one["cosine"] > every["cosine"]  # the most robust site alone keeps more than all of them
+    # 65 tokens are enough for latte; near_far with these windows is softmax there, and its row says so.
+    assert {(row["exact_share"], row["task_exact_share"]) for row in rows[:3]} == {(0.0, 0.0)}
+    assert {(row["exact_share"], row["task_exact_share"], row["flops_share"]) for row in rows[3:]} == {(1.0, 1.0, 1.0)}
+    # The most robust site alone keeps more than all of them.
+    assert 0.999 > rows[0]["cosine"] > rows[2]["cosine"]
     # By hand, per head of 32 channels and 65 tokens: 32 x 33 features and value sums for keys and as many for
     # queries, a query's own norm sum apart, against two products of 65 x 65 x 32.
     exact = 2 * 65 * 65 * 2 * 32
