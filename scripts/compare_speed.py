@@ -40,8 +40,8 @@ from latte_convert.kernels.registry import get_kernel
 from latte_convert.selection.merging import merges_of, schedule
 
 CROP = 518
-ROUNDS = {518: 9, 1036: 3, 1554: 3, 2072: 3}
-IMAGES = {518: 8, 1036: 3, 1554: 2, 2072: 1}
+ROUNDS = {518: 7, 1036: 3, 1554: 3, 2072: 3}
+IMAGES = {518: 8, 1036: 2, 1554: 2, 2072: 1}
 RATES = (0.031, 0.047, 0.062)
 """Tokens that token merging removes after each block, as a share of all."""
 LEFT = (0.65, 0.5, 0.4, 0.3)
