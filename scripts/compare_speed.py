@@ -31,13 +31,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from latte_convert.adapters.host import Host
+from latte_convert.adapters.merging import merges_of
 from latte_convert.bench.memory import peak_memory
 from latte_convert.bench.merging import Merger, mergeable
 from latte_convert.bench.timing import Timed, measure
 from latte_convert.environment import library_versions
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.registry import get_kernel
-from latte_convert.selection.merging import merges_of, schedule
+from latte_convert.selection.merging import schedule
 
 CROP = 518
 ROUNDS = {518: 7, 1036: 3, 1554: 3, 2072: 3}

@@ -17,7 +17,7 @@ A call with a mask, or of a block behind something else than a merged block, run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -71,6 +71,11 @@ class Merge(nn.Module):
         """
         if float(state) != self.share:
             raise UsageError(f"this state dict is of a block on {float(state)} of its tokens, this is on {self.share}")
+
+
+def merges_of(shares: Mapping[str, float]) -> dict[str, Merge]:
+    """What ``Host.convert`` takes, of the share of its tokens that each block works on, in order of execution."""
+    return {block: Merge(share) for block, share in shares.items()}
 
 
 @dataclass(frozen=True)

@@ -159,8 +159,9 @@ def _convert(model: Any, path: Path) -> None:
     """Convert what the library has loaded from an artifact, where it is not converted yet."""
     from latte_convert.adapters.convert import is_hybrid
     from latte_convert.adapters.host import Host
+    from latte_convert.adapters.merging import merges_of
     from latte_convert.artifact.check import open_source
-    from latte_convert.artifact.load import build_kernels, merges_of
+    from latte_convert.artifact.load import build_kernels
     from latte_convert.artifact.manifest import read_manifest
     from latte_convert.artifact.record import record_loading
     from latte_convert.checkpoints.mark import remove_mark
@@ -174,7 +175,7 @@ def _convert(model: Any, path: Path) -> None:
     tensors = source.read_tensors()
     kernels = build_kernels(manifest, {key: tensor for key, tensor in tensors.items() if is_ours(key)})
     same = type(model).__name__ == manifest.source.model_class
-    named, merges = _named_in(model, kernels, same), _named_in(model, merges_of(manifest), same)
+    named, merges = _named_in(model, kernels, same), _named_in(model, merges_of(manifest.shares), same)
     applied = Host.of(model).convert({**named, **merges}, min_tokens=manifest.min_tokens)
     if len(named) == len(kernels) and len(merges) == len(manifest.merges):
         renamed = {

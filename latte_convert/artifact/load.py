@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from latte_convert.adapters.convert import Applied, is_hybrid
 from latte_convert.adapters.host import Host
-from latte_convert.adapters.merging import Merge
+from latte_convert.adapters.merging import Merge, merges_of
 from latte_convert.artifact.adapter import read_adapter
 from latte_convert.artifact.check import artifact_directory, check_files, check_probe, open_source, original_tensors
 from latte_convert.artifact.manifest import Manifest, SiteRecord, read_manifest
@@ -54,7 +54,7 @@ class Artifact:
     @property
     def merges(self) -> dict[str, Merge]:
         """The blocks whose tokens are merged, by name."""
-        return merges_of(self.manifest)
+        return merges_of(self.manifest.shares)
 
     def convert(self) -> Applied:
         """Turn ``model`` into the hybrid, in place; ``undo`` of the handle, or its end as a context, turns it back."""
@@ -196,11 +196,6 @@ def _keep_dtypes(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for key, stored in tensors.items():
         if key in named and named[key].dtype != stored.dtype and named[key].shape == stored.shape:
             named[key].data = stored.clone()
-
-
-def merges_of(manifest: Manifest) -> dict[str, Merge]:
-    """The blocks whose tokens are merged, in order of execution."""
-    return {record.name: Merge(record.share) for record in manifest.merges}
 
 
 def build_kernels(manifest: Manifest, tensors: Mapping[str, Tensor]) -> dict[str, Kernel]:

@@ -129,6 +129,11 @@ class Manifest(_Model):
             content["merges"] = [merge.model_dump(mode="json") for merge in self.merges]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of its tokens that each block works on whose tokens are merged, by name."""
+        return {merge.name: merge.share for merge in self.merges}
+
     @field_validator("files", "results")
     @classmethod
     def _inside(cls, files: dict[str, str]) -> dict[str, str]:

@@ -67,11 +67,6 @@ class Point:
     cosine: float | None = None
     merges: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def empty(self) -> bool:
-        """Whether the original is all that comes of it."""
-        return not self.kernels and not self.merges
-
 
 def most_robust(errors: Mapping[str, Sequence[float]], count: int) -> list[str]:
     """The ``count`` sites whose best kernel hurts least, fewer where fewer have a finite error.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from latte_convert.adapters.convert import Changes
+from latte_convert.adapters.merging import merges_of
 from latte_convert.calibration.fit import Fit
 from latte_convert.calibration.fitted import Fitted
 from latte_convert.data.feed import FirstOf
@@ -27,7 +28,6 @@ from latte_convert.selection.costs import site_costs
 from latte_convert.selection.fast import fast_enough, merged
 from latte_convert.selection.greedy import greedy_order, path
 from latte_convert.selection.isolated import isolated_scores
-from latte_convert.selection.merging import merges_of
 from latte_convert.selection.plan import Plan
 from latte_convert.selection.points import changes_of, drifts_of
 from latte_convert.selection.policy import count, plan

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from latte_convert.adapters.host import Host
-from latte_convert.adapters.merging import Merge
+from latte_convert.adapters.merging import merges_of
 from latte_convert.attention import AttentionSite, SiteCall
 from latte_convert.data.feed import Feed
 from latte_convert.errors import CheckpointError, first_line
@@ -36,11 +36,6 @@ def schedule(blocks: Sequence[str], left: float, bend: float = 1.0) -> dict[str,
     """Share of the tokens that each block works on: 1 for the first, ``left`` for the last."""
     last = max(len(blocks) - 1, 1)
     return {block: round(1 - (1 - left) * (index / last) ** bend, 4) for index, block in enumerate(blocks)}
-
-
-def merges_of(shares: Mapping[str, float]) -> dict[str, Merge]:
-    """What ``Host.convert`` takes."""
-    return {block: Merge(share) for block, share in shares.items()}
 
 
 def mergeable(host: Host, sites: Sequence[AttentionSite], feed: Feed) -> Mergeable:

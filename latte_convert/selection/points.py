@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from latte_convert.adapters.convert import Changes
+from latte_convert.adapters.merging import merges_of
 from latte_convert.calibration.fitted import Fitted
 from latte_convert.data.feed import FirstOf
 from latte_convert.kernels.base import Kernel
 from latte_convert.selection.budget import Point
-from latte_convert.selection.merging import merges_of
 from latte_convert.selection.trials import Drift, try_plans
 from latte_convert.task import Task
 

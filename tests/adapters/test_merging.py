@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from latte_convert.adapters.convert import is_hybrid
 from latte_convert.adapters.host import Host
-from latte_convert.adapters.merging import GROUP, Groups, Merge, curve
+from latte_convert.adapters.merging import GROUP, Groups, Merge, curve, merges_of
 from latte_convert.attention import TokenLayout
 from latte_convert.data.feed import BatchFeed
 from latte_convert.errors import CheckpointError, UsageError
-from latte_convert.selection.merging import mergeable, merges_of, schedule
+from latte_convert.selection.merging import mergeable, schedule
 
 
 def _dino(layers: int = 4) -> Any:
