@@ -126,8 +126,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("pattern", nargs="?", default="", help="only architectures with this in their name")
     parser.add_argument("--list", action="store_true", help="a line for each architecture")
     options = parser.parse_args(arguments)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
     counts: Counter[tuple[str, str]] = Counter()
     for found in sweep(options.pattern):
         counts[found.library, found.kind] += 1
@@ -139,4 +137,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     sys.exit(main())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -41,9 +43,12 @@ def pytest_fixture_setup() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_call() -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
     pytest_fixture_setup()
+    result = yield
+    assert logging.root.manager.disable == 0, "this test leaves logging switched off for the others"
+    return result
 
 
 def _absent(kind: str, what: str, variable: str) -> None:

@@ -28,12 +28,22 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def quiet_open_clip() -> Iterator[None]:
-    """Keep open_clip's reports off the screen: it logs through the root logger, and thereby gives it a handler."""
+    """Keep open_clip's reports off the screen: it logs through the root logger, and thereby gives it a handler.
+
+    The filter is this call's own, so that calls in several threads take nothing from each other.
+    """
     root = logging.getLogger()
-    handlers, disabled = list(root.handlers), root.manager.disable
-    logging.disable(logging.CRITICAL)
+    nothing, idle = _Nothing(), logging.NullHandler()
+    root.addFilter(nothing)  # what other loggers hand on to the root's handlers passes
+    root.addHandler(idle)  # a root logger with a handler is given no other
     try:
         yield
     finally:
-        root.handlers[:] = handlers
-        logging.disable(disabled)
+        root.removeHandler(idle)
+        root.removeFilter(nothing)
+
+
+class _Nothing(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        """No record passes."""
+        return False
