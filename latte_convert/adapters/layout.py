@@ -102,12 +102,9 @@ class MapSize(_Watch):
 
         Args:
             output: ``(B, C, height, width)`` or ``(B, C, frames, height, width)``; or tokens and the size of their
-                grid, None where there is none.
+                grid, None where there is none: an empty grid, which no tokens fill, so that none of before counts.
         """
-        if isinstance(output, Tensor):
-            self.saw(output.shape[2:])
-        elif output[1] is not None:
-            self.saw(output[1])
+        self.saw(output.shape[2:] if isinstance(output, Tensor) else output[1] or (0, 0))
 
     def saw(self, sides: Iterable[int]) -> None:
         """Note the size of a map."""

@@ -59,7 +59,8 @@ class TimmAdapter:
         """
         fused = {"fused_attn": True} if "fused_attn" in model.get_submodule(site).__dict__ else {}
         prefix = _prefix_tokens(model, site)
-        return route_site(model, site, handler, sdpa.stand_in, image=True, prefix=prefix, attributes=fused)
+        raster = not any(hasattr(holder, "unroll") for holder in ancestors(model, site))  # Hiera's order is its own
+        return route_site(model, site, handler, sdpa.stand_in, image=raster, prefix=prefix, attributes=fused)
 
     def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
         """The linear layer that reads the attention output; None behind a norm or a gate, or where there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,34 @@ def test_word_timestamps_of_a_real_whisper(models_dir: Path, speech: Path) -> No
     difference = (expected["token_timestamps"] - actual["token_timestamps"][:, :length])[:, :length].abs()
     assert float(difference.median()) <= 0.1
     assert float(expected["token_timestamps"].max()) > 1
+
+
+def test_the_speech_pipeline_tells_when_words_are_said(models_dir: Path, speech: Path) -> None:
+    """Beam search and timestamps of a hybrid, whose encoder and cross-attention are ours: the original's, in order."""
+    import soundfile
+
+    path = models_dir / "whisper-tiny.en"
+    parts = hf.AutoTokenizer.from_pretrained(path), hf.AutoFeatureExtractor.from_pretrained(path)
+    wave, rate = soundfile.read(sorted(speech.rglob("*.wav"))[0], dtype="float32")
+
+    def heard(convert: bool) -> Iterator[Any]:
+        model: Any = hf.WhisperForConditionalGeneration.from_pretrained(path).eval()
+        model.generation_config.alignment_heads = [[1, 0], [2, 0], [2, 5], [3, 0], [3, 1], [3, 2], [3, 3], [3, 4]]
+        if convert:
+            sites = [s for s in Host.of(model).sites() if s.tower == "encoder" or s.kind == "cross"]
+            Host.of(model).convert({s.name: NearFarKernel(s.heads, s.head_dim, clusters=256) for s in sites})
+        listen = hf.pipeline(
+            "automatic-speech-recognition", model=model, tokenizer=parts[0], feature_extractor=parts[1]
+        )
+        for kind in ("word", True):
+            sound = {"raw": wave, "sampling_rate": rate}  # which the pipeline empties
+            yield listen(sound, return_timestamps=kind, generate_kwargs={"num_beams": 2, "max_new_tokens": 40})
+
+    expected, actual = list(heard(False)), list(heard(True))
+    words = [chunk["text"].strip() for chunk in expected[0]["chunks"]]
+    assert len(words) > 5
+    assert words == expected[1]["text"].split()
+    assert actual == expected
+    for found in actual:
+        times = [time for chunk in found["chunks"] for time in chunk["timestamp"]]
+        assert times == sorted(times)

@@ -183,8 +183,25 @@ def test_timm_pyramids_and_linear_embeddings() -> None:
     assert found == {**expected, "stages.3.blocks.0.attn": TokenLayout(0, (2, 4))}
     visformer = layouts(build_timm("visformer"), torch.randn(1, 3, 64, 64))
     assert visformer == {"stage2.0.attn": TokenLayout(0, (4, 4)), "stage3.0.attn": TokenLayout(0, (2, 2))}
-    naflex = layouts(build_timm("naflex"), torch.randn(1, 3, 64, 96))
-    assert naflex["blocks.0.attn"] == TokenLayout(4, (4, 6))
+
+
+def test_naflex_patches_have_no_grid_even_behind_an_image_of_as_many() -> None:
+    model = build_timm("naflex")
+    place = torch.cartesian_prod(torch.arange(6), torch.arange(4))[None]
+    patches = {"patches": torch.randn(1, 24, 768), "patch_coord": place, "patch_valid": torch.ones(1, 24).bool()}
+    seen: list[TokenLayout] = []
+    with Host.of(model).watch({"blocks.0.attn": lambda call: seen.append(call.layout)}), torch.no_grad():
+        model(torch.randn(1, 3, 64, 96))
+        model(patches)
+    assert seen == [TokenLayout(4, (4, 6)), TokenLayout(4)]
+
+
+def test_the_order_of_hiera_is_no_raster() -> None:
+    """It lists the tokens of a mask unit's like places first, also where a stage attends to all of them."""
+    model = create(
+        "hiera_tiny_224", img_size=128, num_classes=5, embed_dim=24, stages=(1, 1, 1, 1), mask_unit_attn=(False,) * 4
+    )
+    assert {found.grid for found in layouts(model, torch.randn(1, 3, 128, 128)).values()} == {None}
 
 
 _VIDEO = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
