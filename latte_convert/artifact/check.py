@@ -107,7 +107,7 @@ def _plausible(file: Path) -> bool:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(file, framework="numpy"):  # its header says how long it is
+        with safe_open(file, framework="numpy", backend="pread"):  # its header says how long it is
             return True
     except (SafetensorError, OSError):
         return False

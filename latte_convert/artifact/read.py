@@ -18,7 +18,7 @@ def site_parameters(directory: Path, manifest: Manifest) -> dict[str, dict[str, 
     parameters: dict[str, dict[str, str]] = {site.name: {} for site in manifest.sites}
     try:
         for file in kernel_files(directory, manifest) if manifest.base else open_source(directory, manifest).weights:
-            with safe_open(file, framework="numpy") as tensors:
+            with safe_open(file, framework="numpy", backend="pread") as tensors:
                 for key in filter(is_ours, tensors.keys()):
                     site, _, name = key.rpartition(".latte.")
                     value = tensors.get_tensor(key)

@@ -196,7 +196,7 @@ class Checkpoint(ABC):
         return False
 
     def read_tensors(self) -> dict[str, Tensor]:
-        """All tensors under their own keys, ours included where it is an artifact; files are memory-mapped.
+        """All tensors under their own keys, ours included where it is an artifact.
 
         What a wrapper of training put before every key (``module.``, ``_orig_mod.``) is left out.
 

@@ -178,7 +178,9 @@ def _shards(index: Path) -> list[str]:
 
 
 def read_file(file: Path) -> dict[str, Tensor]:
-    """The tensors of a weight file; safetensors are memory-mapped, pickles read with weights-only unpickling.
+    """The tensors of a weight file, read into memory: a mapped file that is cut short kills whoever looks at it.
+
+    Pickles are read with weights-only unpickling.
 
     Raises:
         CheckpointError: The file is damaged, or holds something else.
@@ -189,7 +191,7 @@ def read_file(file: Path) -> dict[str, Tensor]:
 
     try:
         if file.suffix == ".safetensors":
-            return load_file(file)
+            return load_file(file, backend="pread")
         tensors = torch.load(file, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
         raise CheckpointError(f"{file} is damaged or is not a weight file: {error}") from None

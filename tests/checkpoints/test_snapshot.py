@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 import latte_convert
+from latte_convert.checkpoints.weights import read_file
 from latte_convert.errors import CheckpointError
 from latte_convert.recipe import Recipe
 
@@ -87,3 +90,14 @@ def test_a_hole_beside_the_weights_is_refused(source: Path, photos: Path) -> Non
         file.truncate(100 * 10**9)
     with pytest.raises(CheckpointError, match=r"vocab\.txt has 100,000 MB, too much"):
         latte_convert.convert(source, photos, recipe=Recipe(kernel="latte", samples=4), progress=False)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc here")
+def test_weights_are_not_mapped(tmp_path):
+    """Whoever looks at a mapped file that was cut short is killed, without a word."""
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(100_000)}, path)
+    tensors = read_file(path)
+    assert path.name not in Path("/proc/self/maps").read_text()
+    os.truncate(path, 10)
+    assert tensors["a"].sum() == 100_000
