@@ -288,6 +288,8 @@ class ParquetTable(Table):
         try:
             with pq.ParquetFile(path) as file:
                 self._names: list[str] = file.schema_arrow.names
+                columns = map(file.schema.column, range(len(file.schema.names)))
+                self._texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
                 groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         except pa.ArrowException as error:
             raise DataError(f"{path} is not a readable parquet file: {error}") from error
@@ -324,8 +326,9 @@ class ParquetTable(Table):
     def _batches(self, groups: list[int] | None, columns: list[str] | None) -> Iterator[Any]:
         pa, pq = require("pyarrow", "datasets"), require("pyarrow.parquet", "datasets")
         try:
-            # Without pre_buffer, which would hold the whole row group in memory.
-            with pq.ParquetFile(self.path, pre_buffer=False) as file:
+            # Without pre_buffer, which would hold the whole row group in memory; and texts stay as they are packed,
+            # where a few kilobytes can stand for gigabytes of repeated cells.
+            with pq.ParquetFile(self.path, pre_buffer=False, read_dictionary=self._texts) as file:
                 sizes = [file.metadata.row_group(group) for group in groups or range(file.num_row_groups)]
                 bytes_a_row = max(size.total_byte_size // max(1, size.num_rows) for size in sizes)
                 rows = max(1, _BATCH_BYTES // max(1, bytes_a_row))

@@ -89,6 +89,22 @@ def test_a_cell_that_is_not_utf8_spoils_its_own_row(tmp_path):
         list(table.rows())
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_repeated_cells_are_not_unpacked(tmp_path, nested):
+    cell = "a" * 1_000_000
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"image": [{"path": cell} if nested else cell] * 200}), path)
+    assert path.stat().st_size < 200_000
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    default = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        assert open_table(path).cell(150, "image") == ({"path": cell} if nested else cell)
+    finally:
+        pa.set_memory_pool(default)
+    assert 0 < pool.max_memory() < 20_000_000
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet", ".tsv"])
 def test_a_pipe_is_not_waited_for(tmp_path, suffix):
     os.mkfifo(tmp_path / f"t{suffix}")
