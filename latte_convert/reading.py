@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
-from latte_convert.errors import DataError, InputError, IntegrityError
+from latte_convert.errors import DataError, InputError, IntegrityError, LatteError
 
 MOST_BYTES = 1 << 30
 """Of one file that is read whole: COCO's largest labels take half of it."""
@@ -73,6 +75,24 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         raise Unreadable(str(error.strerror or error)) from error
 
 
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
+    """The text of a regular file of UTF-8, with or without a byte-order mark.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        Unreadable: It is no regular file, is larger than ``most`` bytes, is not UTF-8, or cannot be read.
+    """
+    return _decode(read_bytes(path, most))
+
+
+def _decode(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise Unreadable(f"not UTF-8: byte 0x{raw[error.start]:02x}", line) from error
+
+
 def sha256_file(path: Path) -> str:
     """Hex SHA-256 of a file of any size, read in pieces."""
     digest = hashlib.sha256()
@@ -93,13 +113,10 @@ def parse_json(raw: bytes | str, *, lenient: bool = False) -> Any:
         Unreadable: It is no such document.
     """
     try:
-        text = raw.decode("utf-8-sig") if isinstance(raw, bytes) else raw.removeprefix("\ufeff")
+        text = _decode(raw) if isinstance(raw, bytes) else raw.removeprefix("\ufeff")
         return json.loads(text) if lenient else json.loads(text, parse_constant=_not_json, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise Unreadable(f"not valid JSON: {error.msg}", error.lineno) from error
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise Unreadable(f"not UTF-8: byte 0x{error.object[error.start]:02x}", line) from error
     except RecursionError as error:
         raise Unreadable("not usable JSON: nested too deeply") from error
     except Unreadable:
@@ -141,8 +158,15 @@ def read_json(
     Raises:
         LatteError: Of ``kind``; it names the file, and the line where that is known.
     """
-    try:
+    with naming(path, kind, absent=absent, advice=advice):
         return parse_json(read_bytes(path), lenient=lenient)
+
+
+@contextmanager
+def naming(path: Path, kind: type[LatteError], *, absent: str = "", advice: str = "") -> Iterator[None]:
+    """What goes wrong with a file, as a sentence that names it; see ``read_json``."""
+    try:
+        yield
     except FileNotFoundError:
         raise kind(absent or f"there is no file {path}.") from None
     except Unreadable as error:
@@ -174,5 +198,7 @@ def parse_yaml(text: str) -> Any:
     """
     try:
         return yaml.load(text, _Loader)  # noqa: S506 (it is a SafeLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a huge number, or no such date
+    except RecursionError as error:
+        raise Unreadable("not usable YAML: nested too deeply") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a huge number, or no such date
         raise Unreadable(f"not valid YAML: {' '.join(str(error).split())}") from error

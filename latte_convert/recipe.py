@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.config import JsonDict
 
 from latte_convert.errors import RecipeError, nearest
-from latte_convert.reading import Unreadable, parse_yaml
+from latte_convert.reading import Unreadable, parse_yaml, read_text
 from latte_convert.wording import some
 
 DEFAULT_RATIO = 0.67
@@ -22,6 +22,7 @@ CONFIGS = Path(__file__).parent / "configs"
 
 BUDGETS = ("ratio", "k", "max_flops", "target_speedup")
 """The keys that say how much is converted; a recipe has at most one of them."""
+_MOST_BYTES, _MOST_ERRORS = 1 << 20, 8
 
 
 class Candidate(BaseModel):
@@ -246,7 +247,8 @@ class Recipe(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
-            raise RecipeError(f"{origin}: " + "; ".join(_explain(e) for e in error.errors())) from None
+            told = [_explain(each) for each in error.errors()[: _MOST_ERRORS + 1]]
+            raise RecipeError(f"{origin}: {some(told, _MOST_ERRORS, separator='; ')}") from None
 
     @classmethod
     def from_yaml(cls, path: str | Path, **overrides: Any) -> Recipe:
@@ -280,9 +282,9 @@ def _place(path: str | Path) -> Path:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        text = read_text(path, _MOST_BYTES)
+    except (FileNotFoundError, Unreadable) as error:
+        reason = getattr(error, "strerror", None) or error
         names = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.yaml")))
         raise RecipeError(f"recipe {path} cannot be read: {reason}. Give a YAML file, or one of {names}.") from None
     try:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latte_convert.errors import CheckpointError, DataError, IntegrityError
-from latte_convert.reading import Unreadable, parse_json, read_bytes, read_json
+from latte_convert.reading import Unreadable, parse_json, parse_yaml, read_bytes, read_json, read_text
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -65,9 +65,20 @@ def test_what_is_no_file(tmp_path):
     with pytest.raises(Unreadable, match="at most"):
         read_bytes(tmp_path / "big", most=2)
     assert read_bytes(tmp_path / "big", most=3) == b"123"
+    (tmp_path / "latin").write_bytes(b"a\n\xff")
+    with pytest.raises(Unreadable, match="not UTF-8: byte 0xff"):
+        read_text(tmp_path / "latin")
     with pytest.raises(FileNotFoundError):
         read_bytes(tmp_path / "absent")
     with pytest.raises(DataError, match="no file"):
         read_json(tmp_path / "absent")
     with pytest.raises(DataError, match=r"Write one\.$"):
         read_json(tmp_path / "absent", absent="Write one.")
+
+
+@pytest.mark.parametrize(
+    "text", ["kernel: " + "[" * 10_000 + "]" * 10_000, "".join(" " * i + "a:\n" for i in range(2_000))]
+)
+def test_yaml_that_is_nested_too_deeply(text):
+    with pytest.raises(Unreadable, match="nested too deeply"):
+        parse_yaml(text)

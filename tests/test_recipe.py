@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def test_bad_values_are_named(values, message):
         (b"ratio: 0.5\nkernel: latte\nratio: 0.5\n", "'ratio' is given on line 1 and again on line 3"),
         (b"options:\n  window: 1\n  'window': 2\n", "'window' is given on line 2 and again on line 3"),
         (b"{k: 1, k: 2}\n", "'k' is given on line 1 and again on line 1"),
-        (b"options: " + b"[" * 3000 + b"]" * 3000, "not valid YAML"),
+        (b"options: " + b"[" * 3000 + b"]" * 3000, "nested too deeply"),
         (b"k: " + b"9" * 5000, "not valid YAML"),
         (b"- 1\n- 2\n", "must be a mapping"),
         (b"1: 2\n", "must be a mapping"),
@@ -150,6 +151,22 @@ def test_a_key_may_stand_in_several_mappings_and_win_over_a_merged_one(tmp_path)
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(RecipeError, match="cannot be read"):
         Recipe.from_yaml(tmp_path / "absent.yaml")
+
+
+def test_what_is_no_file_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    (tmp_path / "large.yaml").write_text("#" * (2 << 20))
+    for name, reason in (("pipe", "a device or a pipe"), ("zero", "a device or a pipe"), ("large", "at most 1 MB")):
+        with pytest.raises(RecipeError, match=reason):
+            Recipe.from_yaml(tmp_path / f"{name}.yaml")
+
+
+def test_of_many_faults_the_first_are_told(tmp_path):
+    (tmp_path / "many.yaml").write_text("".join(f"key{i}: 1\n" for i in range(500)))
+    with pytest.raises(RecipeError, match=r"unknown key 'key7' .*; …$") as caught:
+        Recipe.from_yaml(tmp_path / "many.yaml")
+    assert "key8" not in str(caught.value)
 
 
 def test_an_empty_file_is_the_default_and_a_bom_is_fine(tmp_path):

@@ -172,7 +172,7 @@ def read_recipe(config: str | None, given: Mapping[str, Any]) -> Recipe:
 
 def _kernel_options(pairs: list[str]) -> dict[str, Any]:
     """``KEY=VALUE`` pairs, each value read as YAML: a number, true, false, null or a word."""
-    import yaml
+    from latte_convert.reading import Unreadable, parse_yaml
 
     options: dict[str, Any] = {}
     for pair in pairs:
@@ -180,8 +180,8 @@ def _kernel_options(pairs: list[str]) -> dict[str, Any]:
         if not equals or not key:
             raise UsageError(f"--option takes KEY=VALUE, such as clusters=64, not '{pair}'.")
         try:
-            options[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            options[key.strip()] = parse_yaml(value)
+        except Unreadable:
             raise UsageError(
                 f"--option {key}: '{value}' is not a value; write a number, true, false or a word."
             ) from None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from latte_convert.errors import DataError
-from latte_convert.reading import read_json
+from latte_convert.reading import naming, parse_json, read_text
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -33,9 +33,16 @@ class JsonFile:
         _ = self.value
 
     @cached_property
+    def _text(self) -> str:
+        """The file, read once: it may change."""
+        with naming(self.path, DataError):
+            return read_text(self.path)
+
+    @cached_property
     def value(self) -> Any:
         """The whole document."""
-        return read_json(self.path)
+        with naming(self.path, DataError):
+            return parse_json(self._text)
 
     def list_of(self, name: str) -> list[tuple[str, dict[str, Any]]]:
         """The objects under a top-level key, each with ``FILE:LINE (NAME[INDEX])``.
@@ -67,7 +74,7 @@ class JsonFile:
 
     def _lines(self, name: str | None = None) -> list[int]:
         """Line of every member of the document, or of what a top-level key holds."""
-        text = self.path.read_text(encoding="utf-8-sig")
+        text = self._text
         at = _skip(text, 0)
         if name is not None:
             # The last one counts where a key is there twice, as in the parser.

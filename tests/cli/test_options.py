@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from latte_convert.cli.options import read_recipe
+from latte_convert.errors import UsageError
 from latte_convert.recipe import Recipe
 
 FLAGS = {"k": "-k", "options": "--option"}
@@ -56,3 +57,9 @@ def test_what_was_not_given_stays_as_the_file_has_it() -> None:
 def test_options_of_the_kernel_are_yaml_values() -> None:
     given = {"options": ["window=8", "far=pooled", "sigma=false", "bias=null"]}
     assert read_recipe(None, given).options == {"window": 8, "far": "pooled", "sigma": False, "bias": None}
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 10_000, "!!python/name:os.system", "{"])
+def test_an_option_that_is_no_value(value: str) -> None:
+    with pytest.raises(UsageError, match="is not a value"):
+        read_recipe(None, {"options": [f"window={value}"]})

@@ -34,6 +34,14 @@ def test_lines_of_entries(tmp_path):
         document.entries()
 
 
+def test_a_file_that_changes_is_what_was_read(tmp_path):
+    path = tmp_path / "labels.json"
+    path.write_text(TEXT)
+    document = JsonFile(path)
+    path.write_text("{}")
+    assert len(document.list_of("images")) == 2
+
+
 # Strings without line breaks inside, so that the expected lines can be told from the text by a pattern.
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='ab"\\{}[],:\u20ac'),

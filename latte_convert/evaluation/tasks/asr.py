@@ -20,6 +20,7 @@ from latte_convert.data.feed import Inputs
 from latte_convert.data.tables import open_table
 from latte_convert.errors import CheckpointError, DataError, first_line
 from latte_convert.evaluation.tasks.base import Metric, Task, require_two
+from latte_convert.reading import Unreadable, read_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -156,8 +157,8 @@ def _utterances(place: Path) -> Iterator[tuple[str, Path, str]]:
 
 def _librispeech(path: Path) -> Iterator[tuple[str, Path, str]]:
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path).splitlines()
+    except (FileNotFoundError, Unreadable) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
     for number, line in enumerate(lines, start=1):
         name, _, text = line.strip().partition(" ")

@@ -15,9 +15,12 @@ from latte_convert.errors import DataError, nearest
 from latte_convert.evaluation.ranks import accuracies, rank_of
 from latte_convert.evaluation.tasks.base import Metric
 from latte_convert.evaluation.two_tower import TwoTowerTask, embeddings, text_examples
+from latte_convert.reading import Unreadable, read_text
 
 TEMPLATE = "a photo of a {}."
 """The prompt where no file of templates is given: the one of CLIP's paper."""
+_MOST_BYTES = 1 << 20
+"""Of a file of templates."""
 
 
 class ZeroShotTask(TwoTowerTask):
@@ -74,8 +77,8 @@ def read_templates(path: Path | None) -> list[str]:
     if path is None:
         return [TEMPLATE]
     try:
-        lines = path.expanduser().read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path.expanduser(), _MOST_BYTES).splitlines()
+    except (FileNotFoundError, RuntimeError, Unreadable) as error:  # RuntimeError: the home of nobody
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"{path}: templates cannot be read: {error} ({nearest(path.name, siblings)}).") from None
     templates = {line.strip(): number for number, line in enumerate(lines, start=1) if line.strip()}

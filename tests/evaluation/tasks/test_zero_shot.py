@@ -94,6 +94,9 @@ def test_bad_templates(clip_artifact, subjects, text, message, tmp_path):
         evaluate(clip_artifact, "zero-shot", [subjects], templates=path)
     with pytest.raises(DataError, match=r"templates cannot be read.*nearest: templates.txt"):
         read_templates(tmp_path / "template.txt")
+    (tmp_path / "endless.txt").symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"endless.txt: templates cannot be read: it is a device"):
+        read_templates(tmp_path / "endless.txt")
 
 
 def test_bad_folders(clip_artifact, dino_artifact, subjects, tmp_path):
