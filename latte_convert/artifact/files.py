@@ -78,6 +78,16 @@ def check_target(
         )
 
 
+def check_outside(out: Path, source: Path) -> None:
+    """Refuse an output inside the artifact that it is made from, whose manifest does not name what would lie there.
+
+    Raises:
+        OutputError: It lies there.
+    """
+    if (source / MANIFEST).is_file() and source.resolve() in out.resolve().parents:
+        raise OutputError(f"{out} lies in the artifact {source}, which would no longer verify. Choose another --out.")
+
+
 def check_place(path: Path) -> Path:
     """Refuse a file or folder that could not be written, before any work is done for it.
 

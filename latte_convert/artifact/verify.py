@@ -14,7 +14,7 @@ from latte_convert.artifact.check import (
     open_source,
     original_tensors,
 )
-from latte_convert.artifact.files import atomic_directory, check_target
+from latte_convert.artifact.files import atomic_directory, check_outside, check_target
 from latte_convert.artifact.load import open_artifact
 from latte_convert.artifact.manifest import Manifest
 from latte_convert.artifact.save import copy_files
@@ -70,13 +70,15 @@ def restore(directory: str | Path, out: str | Path, *, overwrite: bool = False) 
         OutputError: ``out`` exists, or cannot be written.
     """
     path, target = artifact_directory(directory), Path(out)
+    check_outside(target, path)
     manifest = check_files(path)
     source = open_source(path, manifest)
     originals = original_tensors(source, manifest)
     sidecars = _sidecars(path, manifest, source)
     known = [*manifest.files, *sidecars]
+    protect = [path] if manifest.base is None else [path, source.path]
     size = sum(t.numel() * t.element_size() for t in originals.values())
-    check_target(target, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20), protect=[path], known=known)
+    check_target(target, overwrite=overwrite, needed_bytes=int(size * 1.05) + (1 << 20), protect=protect, known=known)
     with atomic_directory(target, overwrite=overwrite) as temporary:
         copy_files(sidecars, temporary)
         write_tensors(originals, temporary, source.weights_stem)

@@ -64,10 +64,11 @@ def convert(
     if dry_run:
         _show_plan(_score(model, calib, recipe=recipe, **loading), json)
         return
-    from latte_convert.artifact.files import check_target
+    from latte_convert.artifact.files import check_outside, check_target
     from latte_convert.conversion import convert as run
 
     assert out is not None
+    check_outside(out, Path(model).expanduser())
     check_target(out, overwrite=overwrite, protect=[Path(place).expanduser() for place in (model, *calib)])
     with console.log_to_stderr(), console.progress() as progress:
         outcome = run(model, calib, recipe=recipe, progress=progress, **loading)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from latte_convert.artifact.files import atomic_directory, check_target, visible, write_json
+from latte_convert.artifact.files import atomic_directory, check_outside, check_target, visible, write_json
 from latte_convert.artifact.save import copy_files
 from latte_convert.environment import library_versions, tool_version
 from latte_convert.errors import CheckpointError, GateError, OutputError, UsageError, nearest
@@ -97,7 +97,9 @@ def export(
     out, towers = Path(out), [tower] if isinstance(tower, str) else list(tower or ())
     form = _format(to, opset)
     form.prepare()
-    check_target(out, overwrite=overwrite, known=_known(out))
+    source = Path(model).expanduser()
+    check_outside(out, source)
+    check_target(out, overwrite=overwrite, protect=[source], known=_known(out))
     subject = open_subject(model, resolution=resolution, trust_remote_code=trust_remote_code)
     parts = make_parts(subject, towers, Size(images=resolution is not None, tokens=tokens))
     advance = progress_of(progress)("export", 2 * len(parts))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from latte_convert.artifact.card import Measured
 from latte_convert.artifact.check import artifact_directory, check_files
+from latte_convert.artifact.files import check_outside
 from latte_convert.artifact.load import open_artifact
 from latte_convert.artifact.save import save_artifact
 from latte_convert.errors import UsageError
@@ -42,6 +43,7 @@ def merge(
         OutputError: ``out`` exists and ``overwrite`` is off, or it cannot be written.
     """
     path = artifact_directory(adapter)
+    check_outside(Path(out), path)
     if check_files(path).base is None:
         raise UsageError(f"{path} is whole already: only an adapter ('latte convert --adapter') is merged.")
     report = read_report(path / REPORT) if (path / REPORT).exists() else None

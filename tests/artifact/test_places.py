@@ -52,6 +52,29 @@ def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
     assert check_place(tmp_path / "a" / "b") == tmp_path
 
 
+def test_no_output_lies_in_the_artifact_that_it_is_made_from(
+    artifact: Path, result, photos: Path, latte, tmp_path: Path
+) -> None:
+    adapter = result.save(tmp_path / "adapter", adapter=True)
+    for command in (
+        ("restore", artifact, "--out", artifact / "original"),
+        ("merge", adapter, "--out", adapter / "whole"),
+        ("export", artifact, "--out", artifact / "onnx" / "small"),
+        ("convert", artifact, "--calib", photos, "--out", artifact / "again"),
+    ):
+        code, _, said = latte(*command)
+        assert code == 3
+        assert "lies in the artifact" in said
+        assert not command[-1].exists()
+
+
+def test_an_export_does_not_replace_the_artifact_that_it_is_made_from(artifact: Path, latte) -> None:
+    code, _, said = latte("export", artifact, "--out", artifact, "--overwrite")
+    assert code == 3
+    assert "which would be lost" in said
+    assert (artifact / "latte.json").is_file()
+
+
 def test_an_artifact_of_a_name_that_is_not_utf_8(artifact: Path, tmp_path: Path) -> None:
     odd = shutil.copytree(artifact, tmp_path / ODD)
     for read in (lambda: artifact_directory(odd), lambda: evaluate(odd, "fidelity", [tmp_path])):
