@@ -15,7 +15,8 @@ def main() -> None:
 
         run()
     except KeyboardInterrupt:
-        sys.stderr.write(f"latte: {interrupts.SENTENCE}\n")
+        if sys.stderr is not None:
+            sys.stderr.write(f"latte: {interrupts.SENTENCE}\n")
         sys.exit(interrupts.exit_code())
     finally:
         interrupts.release()

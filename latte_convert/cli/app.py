@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from latte_convert.cli import artifact, bench, conversion, evaluation, export, interrupts, report, schema
-from latte_convert.cli.console import alert, flush_results, quiet
+from latte_convert.cli.console import alert, flush_results, quiet, result
 from latte_convert.cli.endings import ending
 from latte_convert.errors import OutputError
 
@@ -39,7 +39,7 @@ def _version(show: bool) -> None:
     if show:
         from latte_convert.environment import tool_version
 
-        sys.stdout.write(f"latte_convert {tool_version()}\n")
+        result(f"latte_convert {tool_version()}")
         raise typer.Exit
 
 

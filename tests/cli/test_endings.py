@@ -108,6 +108,17 @@ def test_notes_to_a_full_disk_stop_no_work(tmp_path):
         assert subprocess.run(command, stderr=full, check=False, timeout=60).returncode == 5
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("arguments", "code"), [("--version", 0), ("schema", 0), ("--help", 0), ("verify .", 5)])
+def test_streams_that_are_closed(arguments, code, closed, tmp_path):
+    line = f'exec "$0" -m latte_convert {arguments} {closed}'
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable], capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path
+    )
+    assert done.returncode == code, done.stderr
+    assert "internal error" not in done.stderr
+
+
 STARTED = """
 import runpy, signal, sys
 
