@@ -19,18 +19,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from fuzzing import cases, damage, samples
+from fuzzing import cases, damage, samples, surroundings
 from fuzzing.cases import Case, Maker
 from fuzzing.watching import Outcome, Run, Watched, start
 
 KINDS: dict[str, tuple[Maker, int]] = {
-    "artifact": (cases.artifact, 26),
-    "checkpoint": (cases.checkpoint, 18),
-    "recipe": (cases.recipe, 14),
+    "artifact": (cases.artifact, 23),
+    "checkpoint": (cases.checkpoint, 16),
+    "recipe": (cases.recipe, 12),
     "data": (samples.data, 20),
-    "results": (cases.results, 13),
-    "kill": (cases.kill, 6),
+    "results": (cases.results, 11),
+    "kill": (cases.kill, 5),
     "full": (cases.full, 3),
+    "place": (surroundings.place, 4),
+    "meddle": (surroundings.meddle, 4),
+    "environment": (surroundings.environment, 2),
 }
 """Makers of cases, and how often each has its turn."""
 REAL = 0.01
@@ -78,7 +81,7 @@ def faults(run: Run, outcome: Outcome, attack: Attack) -> Iterator[str]:
         return
     elif outcome.code not in run.codes:
         yield f"exit code {outcome.code}: {last[:400]}"
-    elif outcome.code and not any(line.startswith("latte: ") for line in said):
+    elif outcome.code and 2 not in run.closed and not any(line.startswith(("latte: ", "│ ", "Usage")) for line in said):
         yield f"exit code {outcome.code} without a sentence: {last[:200]}"
     if "Traceback (most recent" in outcome.stderr or "Exception ignored" in outcome.stderr:
         yield f"a traceback: {last[:200]}"
@@ -86,6 +89,9 @@ def faults(run: Run, outcome: Outcome, attack: Attack) -> Iterator[str]:
         yield "accepted"
     yield from outcome.seen
     yield from left_behind(run, outcome, attack.place)
+    for path, content in attack.case.keep.items():
+        if not path.is_file() or path.read_bytes() != content:
+            yield f"{path.relative_to(attack.place / 'work')} is not what it was"
 
 
 def left_behind(run: Run, outcome: Outcome, place: Path) -> Iterator[str]:

@@ -26,12 +26,14 @@ class Case:
         what: What was damaged, in words.
         runs: Commands, one after the other.
         changed: Whether an artifact is certainly not what was saved, so that no ``verify`` may accept it.
+        keep: Files that must hold the same bytes afterwards.
     """
 
     kind: str
     what: str
     runs: list[Run] = field(default_factory=list)
     changed: bool = False
+    keep: dict[Path, bytes] = field(default_factory=dict)
 
 
 Maker = Callable[[Random, Path, Path], Case]

@@ -171,7 +171,7 @@ def change_header(file: Path, random: Random) -> str:
     length = int.from_bytes(content[:8], "little")
     text, what = change_json(json.loads(content[8 : 8 + length]), random)
     header = text.encode("utf-8", "surrogatepass")
-    claimed = random.choice((len(header), len(header), 2**40, 0))
+    claimed = random.choice((len(header), len(header), len(header), 2**63, 2**40, 10**8, len(header) - 1, 0))
     file.write_bytes(claimed.to_bytes(8, "little") + header + content[8 + length :])
     return f"header of {file.name}: {what}, length {claimed}"
 
@@ -182,6 +182,8 @@ def change_entry(path: Path, random: Random, others: list[Path]) -> str:
         "removed": lambda: None,
         "a folder": path.mkdir,
         "a pipe": lambda: os.mkfifo(path),
+        "a link to a folder": lambda: path.symlink_to("."),
+        "a link to the memory of the process": lambda: path.symlink_to("/proc/self/mem"),
         "a link to /dev/zero": lambda: path.symlink_to("/dev/zero"),
         "a link to nothing": lambda: path.symlink_to("nowhere"),
         "a link to itself": lambda: path.symlink_to(path.name),

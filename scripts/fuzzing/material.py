@@ -34,7 +34,9 @@ def build(folder: Path) -> None:
         makers[name](folder / "models" / name)
         arguments = (*FEW, "--kernel", "latte", "--ratio", 1, "--out", folder / "artifacts" / name)
         latte("convert", folder / "models" / name, "--calib", folder / CALIBRATION[name], *arguments)
-    vit = folder / "artifacts" / "vit"
+    vit, adapter = folder / "artifacts" / "vit", folder / "artifacts" / "adapter"
+    latte("convert", folder / "models" / "vit", "--calib", folder / "photos", *FEW, "--kernel", "latte", "--adapter",
+          "--ratio", 1, "--out", adapter)  # fmt: skip
     for command in (
         ("eval", vit, "--task", "fidelity", "--data", folder / "photos", "--out", vit / "eval-fidelity.json"),
         ("eval", vit, "--task", "knn", "--data", folder / "classes", "--out", vit / "eval-knn.json"),

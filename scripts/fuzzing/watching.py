@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +44,9 @@ class Run:
         real: As a process of its own, started as a user does.
         file_bytes: Largest file it may write: the disk is full there.
         clean: Whether nothing temporary may be there afterwards.
+        meanwhile: What happens to its files, and the seconds after which it does.
+        variables: Of its environment; None removes one.
+        closed: Streams that are not open: 0, 1, 2.
     """
 
     arguments: tuple[str, ...]
@@ -52,6 +56,9 @@ class Run:
     real: bool = False
     file_bytes: int | None = None
     clean: bool = True
+    meanwhile: tuple[Callable[[], object], float] | None = None
+    variables: Mapping[str, str | None] = field(default_factory=dict)
+    closed: tuple[int, ...] = ()
 
 
 @dataclass
@@ -87,6 +94,7 @@ class Watched:
     started: float = field(default_factory=time.monotonic)
     killed: bool = False
     hung: bool = False
+    changed: bool = False
 
     def poll(self) -> Outcome | None:
         """What it did, once it has ended; sends the signals that are due."""
@@ -97,6 +105,10 @@ class Watched:
             if self.run.kill and not self.killed and passed >= self.run.kill[1]:
                 os.kill(self.pid, self.run.kill[0])
                 self.killed = True
+            if self.run.meanwhile and not self.changed and passed >= self.run.meanwhile[1]:
+                self.changed = True
+                with contextlib.suppress(FileNotFoundError):  # the command has done it itself
+                    self.run.meanwhile[0]()
             if passed > 10 * SECONDS:
                 os.kill(self.pid, signal.SIGKILL)
                 self.hung = True
@@ -139,15 +151,24 @@ def _process(run: Run, place: Path, pipes: tuple[int, ...]) -> int:
         stdout=pipes[0],
         stderr=pipes[1],
         pass_fds=[pipes[2]],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "scripts"))),
-            "TMPDIR": str(place / "tmp"),
-        },
-        preexec_fn=lambda: _limit(run, 24 << 30),
+        env=_environment(run, place, PYTHONPATH=os.pathsep.join(map(str, (ROOT, ROOT / "scripts")))),
+        preexec_fn=lambda: _prepare(run),
     )
     process.returncode = 0
     return process.pid
+
+
+def _environment(run: Run, place: Path, **more: str) -> dict[str, str]:
+    """The variables of a command."""
+    variables: dict[str, str | None] = {**os.environ, "TMPDIR": str(place / "tmp"), **more, **run.variables}
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+def _prepare(run: Run) -> None:
+    """In the new process, before it becomes the command."""
+    _limit(run, 24 << 30)
+    for number in run.closed:
+        os.close(number)
 
 
 def attend(place: str, told: int, arguments: list[str]) -> None:
@@ -172,12 +193,21 @@ def _fork(run: Run, place: Path, pipes: tuple[int, ...]) -> int:
 def _child(run: Run, place: Path, pipes: tuple[int, ...]) -> int:
     """In the fork: the command, and what Python does at its end."""
     os.chdir(place / "work")
-    os.environ["TMPDIR"] = str(place / "tmp")
+    variables = _environment(run, place)
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
     tempfile.tempdir = None
     for number, pipe in ((0, os.open(os.devnull, os.O_RDONLY)), (1, pipes[0]), (2, pipes[1])):
         os.dup2(pipe, number)
-    sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1)  # noqa: SIM115
+    encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
+    told = {"encoding": encoding or None, "errors": errors or None}
+    sys.stdin, sys.stdout = open(0), open(1, "w", **told)  # type: ignore[call-overload]  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, **{**told, "errors": "backslashreplace"})  # type: ignore[call-overload]  # noqa: SIM115
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if number in run.closed:
+            getattr(sys, name).close()
+            setattr(sys, name, None)  # as Python does at its start
     _limit(run, _mapped() + MEMORY)
     try:
         attend(str(place), pipes[2], list(run.arguments))
@@ -185,7 +215,8 @@ def _child(run: Run, place: Path, pipes: tuple[int, ...]) -> int:
         return end.code if isinstance(end.code, int) else int(bool(end.code))
     finally:
         atexit._run_exitfuncs()
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     return 0
 
 
