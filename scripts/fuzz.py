@@ -21,7 +21,7 @@ from random import Random
 
 from fuzzing import cases, damage, samples, surroundings
 from fuzzing.cases import Case, Maker
-from fuzzing.watching import Outcome, Run, Watched, start
+from fuzzing.watching import MEMORY, Outcome, Run, Watched, start
 
 KINDS: dict[str, tuple[Maker, int]] = {
     "artifact": (cases.artifact, 23),
@@ -149,25 +149,54 @@ def _remove(place: Path) -> None:
     shutil.rmtree(place)
 
 
-def show(ended: list[Attack], seed: int) -> None:
-    """Counts of every kind."""
-    print(
-        f"{'kind':<12}{'cases':>7}{'runs':>7}"
-        + "".join(f"{f'exit {code}':>9}" for code in (0, 2, 3, 4, 5, 130, 143))
-        + f"{'killed':>9}{'no memory':>11}{'faults':>8}"
-    )
-    kinds = [*dict.fromkeys(each.case.kind for each in ended), "all"]
-    for kind in kinds:
+COLUMNS = ("cases", "runs", *(f"exit {code}" for code in (0, 2, 3, 4, 5, 130, 143)), "killed", "no memory", "faults")
+
+
+def counts(ended: list[Attack]) -> dict[str, list[int]]:
+    """For every kind, and for all: its cases, their runs, how those ended, and the cases with a fault."""
+    found = {}
+    for kind in [*dict.fromkeys(each.case.kind for each in ended), "all"]:
         own = [each for each in ended if kind in (each.case.kind, "all")]
         codes = collections.Counter(code for each in own for code in each.codes)
-        shown = "".join(f"{codes[code]:>9}" for code in (0, 2, 3, 4, 5, 130, 143, -9))
+        ends = [codes[code] for code in (0, 2, 3, 4, 5, 130, 143, -9)]
         faulty, short = (sum(bool(getattr(each, name)) for each in own) for name in ("faults", "shortage"))
-        print(f"{kind:<12}{len(own):>7}{codes.total():>7}{shown}{short:>11}{faulty:>8}")
+        found[kind] = [len(own), codes.total(), *ends, short, faulty]
+    return found
+
+
+def show(ended: list[Attack], seed: int) -> None:
+    """Counts of every kind."""
+    print(f"{'kind':<12}" + "".join(f"{name:>10}" for name in COLUMNS))
+    for kind, row in counts(ended).items():
+        print(f"{kind:<12}" + "".join(f"{count:>10}" for count in row))
     failed = [each for each in ended if each.faults]
     if failed:
         numbers = " ".join(str(each.number) for each in failed[:5])
         repeat = f"python scripts/fuzz.py --seed {seed} --only {numbers} --keep cases"
         print(f"{len(failed)} of {len(ended)} cases failed. Repeat: {repeat}")
+
+
+def render(ended: list[Attack], options: argparse.Namespace, seconds: float) -> str:
+    """The outcome as a page: what was tried, how it ended, how long it took, and where."""
+    import torch
+    import transformers
+
+    lines = [
+        "# Attacks on the command line",
+        "",
+        f"`python scripts/fuzz.py --seed {options.seed} --count {options.count} --jobs {options.jobs}`: {len(ended):,} "
+        f"cases in {seconds / 60:.1f} minutes on {os.cpu_count()} cores, PyTorch {torch.__version__}, Transformers "
+        f"{transformers.__version__}. A fault is an exit code that the README does not have, an end without a "
+        "sentence, a traceback, more than a minute of processor time, code of the input that runs, a socket, a program "
+        "that is started, a file outside, a file left behind, a lost or half-written result. `killed` counts SIGKILL; "
+        f"`no memory` counts cases that said so with {MEMORY >> 30} GB.",
+        "",
+        f"| kind | {' | '.join(COLUMNS)} |",
+        "|---" * (1 + len(COLUMNS)) + "|",
+        *(f"| {kind} | {' | '.join(f'{count:,}' for count in row)} |" for kind, row in counts(ended).items()),
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -179,6 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of attack [all]")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cases at once [cores]")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="begin no case later than this")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the outcome as Markdown")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the files of every case here")
     options = parser.parse_args(arguments)
     options.started = time.monotonic()
@@ -200,7 +230,10 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         shutil.rmtree(temporary)
     show(ended, options.seed)
-    print(f"{time.monotonic() - options.started:.0f} s")
+    seconds = time.monotonic() - options.started
+    print(f"{seconds:.0f} s")
+    if options.write:
+        options.write.write_text(render(ended, options, seconds), encoding="utf-8")
     return int(any(each.faults for each in ended))
 
 

@@ -139,8 +139,11 @@ class Kernel(nn.Module, ABC):
             finite. What the mask hides and what is wrong with one query stays without effect on the others.
 
         Raises:
-            UsageError: The call is causal, cross-attention or on merged tokens and the kernel has no form of it.
+            UsageError: The call is causal, cross-attention or on merged tokens and the kernel has no form of it; or its
+                tokens are merged and it has a mask as well, or is causal.
         """
+        if call.merged is not None and (call.mask is not None or call.causal):
+            raise UsageError("merged tokens have no form for masks and for causal attention: merge nothing here")
         asked = {"causal": call.causal, "cross": not call.layout.aligned, "merged": call.merged is not None}
         if reason := self.obstacle(**asked):
             raise UsageError(f"{reason}: set another `kernel` for this site, such as latte")

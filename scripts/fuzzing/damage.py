@@ -178,6 +178,7 @@ def change_header(file: Path, random: Random) -> str:
 
 def change_entry(path: Path, random: Random, others: list[Path]) -> str:
     """One change of what a name in a folder stands for."""
+    plain = [each for each in others if each != path and each.is_file() and each.stat().st_size < 1 << 24]
     changes: dict[str, Callable[[], object]] = {
         "removed": lambda: None,
         "a folder": path.mkdir,
@@ -189,7 +190,7 @@ def change_entry(path: Path, random: Random, others: list[Path]) -> str:
         "a link to itself": lambda: path.symlink_to(path.name),
         "a link outside": lambda: path.symlink_to("/etc/passwd"),
         "a hole of 100 GB": lambda: (path.touch(), os.truncate(path, 100 * 10**9)),
-        "another file": lambda: shutil.copyfile(random.choice(others), path),
+        "another file": lambda: shutil.copyfile(random.choice(plain or [Path(os.devnull)]), path),
         "unreadable": lambda: (path.touch(), path.chmod(0)),
     }
     what = random.choice(list(changes))

@@ -57,7 +57,7 @@ def test_no_output_lies_in_the_artifact_that_it_is_made_from(
 ) -> None:
     adapter = result.save(tmp_path / "adapter", adapter=True)
     for command in (
-        ("restore", artifact, "--out", artifact / "original"),
+        ("restore", artifact, "--out", artifact / "restored"),
         ("merge", adapter, "--out", adapter / "whole"),
         ("export", artifact, "--out", artifact / "onnx" / "small"),
         ("convert", artifact, "--calib", photos, "--out", artifact / "again"),

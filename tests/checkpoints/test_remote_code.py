@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from open_clip_models import write as write_open_clip
 
+import latte_convert
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import CheckpointError
+from latte_convert.recipe import Recipe
 
 PROCESSOR = "preprocessor_config.json"
 CODE = """
@@ -107,3 +110,44 @@ def test_code_that_open_clip_would_load(what, kwargs, tiny_clip, tmp_path, marke
     if what == "tokenizer":
         assert resolve(folder, trust_remote_code=True).processor("text").apply is not None
         assert marker.exists()
+
+
+@pytest.fixture
+def artifacts(tiny_dino, photos, tmp_path, marker) -> tuple[Path, Path]:
+    """A hybrid and an adapter of a checkpoint with a processor of its own, whose code has been forgotten since."""
+    folder = dino(tmp_path / "source", tiny_dino)
+    plant(folder, PROCESSOR, "AutoImageProcessor", "BitImageProcessor", marker, image_processor_type="Mine")
+    recipe = Recipe(kernel="latte", samples=4, min_samples=2)
+    result = latte_convert.convert(folder, photos, recipe=recipe, trust_remote_code=True, progress=False)
+    made = result.save(tmp_path / "hybrid"), result.save(tmp_path / "adapter", adapter=True)
+    marker.unlink()
+    forget()
+    return made
+
+
+def forget() -> None:
+    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+        del sys.modules[name]
+
+
+def test_code_of_an_artifact(artifacts, photos, tmp_path, marker, latte, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_none")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for i, made in enumerate(artifacts):
+        look = ("eval", made, "--task", "fidelity", "--data", photos, "--samples", 2)
+        commands = [
+            ("inspect", made), ("verify", made), ("report", made, "-o", tmp_path / f"{i}.html"), ("push", made, "a/b"),
+            ("restore", made, "--out", tmp_path / f"restored{i}"), ("export", made, "--out", tmp_path / f"onnx{i}"),
+            ("bench", made, "--resolutions", "28", "--rounds", 1, "--no-compile"), look,
+            ("merge", made, "--out", tmp_path / f"merged{i}"), ("convert", made, "--calib", photos, "--dry-run"),
+        ]  # fmt: skip
+        for command in commands:
+            code, _, said = latte(*command)
+            assert code in (0, 2, 3, 5), said
+            assert not marker.exists(), command
+        code, _, said = latte(*look)
+        assert (code, "--trust-remote-code" in said) == (3, True), said
+        assert latte(*look, "--trust-remote-code")[0] == 0
+        assert marker.exists()
+        marker.unlink()
+        forget()

@@ -12,7 +12,7 @@ from comparing import TOLERANCE, LargestTensor, assert_close
 from reference.softmax import softmax_reference
 from torch import Tensor
 
-from latte_convert.attention import AttentionCall, CallShape, TokenLayout
+from latte_convert.attention import AttentionCall, CallShape, Merged, TokenLayout
 from latte_convert.errors import UsageError
 from latte_convert.kernels import Kernel, get_kernel, kernel_names
 from latte_convert.measuring.flops import measured_flops
@@ -323,6 +323,49 @@ def test_a_query_that_is_not_finite_spoils_no_other(name: str, bad: float) -> No
         if kernel.mixes_queries:  # those that it was to be grouped with see it missing
             same[1, 0] = False
         torch.testing.assert_close(out[same], expected[same])
+
+
+MERGING = [name for name in kernel_names() if get_kernel(name).takes_merged]
+
+
+def merged(batch: int = 2) -> Merged:
+    return Merged(torch.randint(1, 9, (batch, TOKENS)).float(), 8 * torch.rand(batch, TOKENS - 1, 2))
+
+
+def test_who_takes_merged_tokens() -> None:
+    assert {"exact", "blocks"} <= set(MERGING)
+    for name in set(kernel_names()) - set(MERGING):
+        with pytest.raises(UsageError, match="merged tokens"):
+            attend(build(name), tokens(TOKENS), merged=merged())
+    for name in MERGING:
+        with pytest.raises(UsageError, match="merged tokens have no form for masks"):
+            attend(build(name), tokens(TOKENS), merged=merged(), mask=first_sample_masked(TOKENS))
+
+
+@pytest.mark.parametrize("name", MERGING)
+def test_merged_tokens_without_samples(name: str) -> None:
+    out = attend(build(name), [t[:0] for t in tokens(TOKENS)], merged=merged(0))
+    assert out.shape == (0, HEADS, TOKENS, DIM)
+
+
+@pytest.mark.parametrize("name", MERGING)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_merged_query_that_is_not_finite_spoils_no_other(name: str, bad: float) -> None:
+    query, key, value = tokens(TOKENS)
+    query[1, 0, 20, 3] = bad
+    out = attend(build(name), [query, key, value], merged=merged())
+    lost = torch.zeros(out.shape[:3], dtype=torch.bool)
+    lost[1, 0, 20] = True
+    assert out[~lost].isfinite().all()
+
+
+@pytest.mark.parametrize("name", MERGING)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_merged_tokens_of_large_logits_are_finite(name: str, dtype: torch.dtype) -> None:
+    inputs = [(20 * t).to(dtype) for t in tokens(TOKENS)]
+    out = attend(build(name), inputs, merged=merged())
+    assert out.dtype is dtype
+    assert out.isfinite().all()
 
 
 # --- extras ---

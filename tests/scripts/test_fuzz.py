@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -124,6 +125,30 @@ def test_a_case_follows_from_the_seed_and_its_number(tmp_path):
     for number in range(50):
         first, again = (damage.change_json({"a": [1, {"b": None}], "c": "x"}, Random(f"0:{number}")) for _ in range(2))
         assert first == again
+
+
+def test_a_change_of_what_must_stay_is_seen(monkeypatch, tmp_path):
+    work = tmp_path / "case" / "work"
+    work.mkdir(parents=True)
+    (work / "mine").write_text("precious")
+    attack = fuzz.Attack(0, Case("test", "", [run("verify", ".")], keep={work / "mine": b"precious"}), work.parent)
+    outcome = watching.Outcome(5, "", "latte: no.", [])
+    assert list(fuzz.faults(attack.case.runs[0], outcome, attack)) == []
+    (work / "mine").write_text("gone")
+    assert list(fuzz.faults(attack.case.runs[0], outcome, attack)) == ["mine is not what it was"]
+
+
+def test_the_outcome_is_counted_and_written(tmp_path):
+    ended = [fuzz.Attack(i, Case(kind, "", []), tmp_path, codes=codes, faults=["it hangs"] * (i == 2))
+             for i, (kind, codes) in enumerate([("kill", [-9, 0]), ("data", [3]), ("data", [1])])]  # fmt: skip
+    counted = fuzz.counts(ended)
+    assert list(counted) == ["kill", "data", "all"]
+    assert dict(zip(fuzz.COLUMNS, counted["all"], strict=True)) == {
+        **dict.fromkeys(fuzz.COLUMNS, 0), "cases": 3, "runs": 4, "exit 0": 1, "exit 3": 1, "killed": 1, "faults": 1,
+    }  # fmt: skip
+    page = fuzz.render(ended, argparse.Namespace(seed=7, count=3, jobs=1), 90)
+    assert "`python scripts/fuzz.py --seed 7 --count 3 --jobs 1`: 3 cases in 1.5 minutes" in page
+    assert "| all | 3 | 4 | 1 | 0 | 1 | 0 | 0 | 0 | 0 | 1 | 0 | 1 |" in page
 
 
 @pytest.mark.slow
