@@ -258,4 +258,6 @@ def _hook(place: Path, told: int) -> None:
 
 def _writes(arguments: tuple[object, ...]) -> bool:
     flags = arguments[2] if len(arguments) > 2 else 0
-    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC))
+    if not isinstance(flags, int) or flags & os.O_TMPFILE == os.O_TMPFILE:  # a file without a name leaves nothing
+        return False
+    return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC))

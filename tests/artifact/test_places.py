@@ -46,6 +46,13 @@ def test_no_place_for_a_result(tmp_path: Path, name: str, reason: str) -> None:
     assert sorted(tmp_path.iterdir()) == there
 
 
+def test_the_root_is_no_place(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="/ holds"):
+        check_target(Path("/"), overwrite=True)
+    with pytest.raises(OutputError, match="/ is a directory"):
+        check_report_target(Path("/"), overwrite=True)
+
+
 def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="cannot be written"):
         check_place(Path("/proc/new/hybrid"))  # its permissions say that it could be
