@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 
 from latte_convert.calibration.fitted import Fitted
+from latte_convert.calibration.pipeline import calibrate
 from latte_convert.data.feed import FirstOf
 from latte_convert.errors import GateError, RecipeError
 from latte_convert.kernels.registry import get_kernel, kernel_names
 from latte_convert.measuring.fidelity import Speeds
+from latte_convert.progress import Progress, silent
+from latte_convert.recipe import Candidate
 from latte_convert.selection.budget import Point, spaced
 from latte_convert.selection.costs import merged_share
-from latte_convert.selection.merging import BENDS, Mergeable, lightest, mergeable, schedule
+from latte_convert.selection.isolated import isolated_scores
+from latte_convert.selection.merging import BENDS, Clock, Mergeable, lightest, mergeable, schedule
 from latte_convert.selection.points import changes_of, drifts_of, kernels_of
+from latte_convert.selection.scores import Score
 from latte_convert.task import Task
 from latte_convert.wording import some
 
@@ -21,6 +27,10 @@ COUNTED_ON = 4
 """Calibration samples that the error of a plan that merges is measured on."""
 MIXED = 2
 """Plans of the frontier that are tried together with merging."""
+TAKER = "blocks"
+"""The kernel of the first sites of a plan that merges, where the recipe has none that takes merged tokens."""
+FIRST = 1 / 3
+"""Share of the sites that are the first: they have most of the tokens, and later ones lose more by it."""
 
 
 def _blocks(task: Task, fitted: Fitted) -> Mergeable:
@@ -60,16 +70,48 @@ def _costed(task: Task, fitted: Fitted, point: Point, error: float) -> Point:
     return replace(point, flops=share, error=error)
 
 
-def fast_enough(task: Task, fitted: Fitted, points: Sequence[Point], alone: Callable[[], Point]) -> Point:
+def with_taker(
+    task: Task,
+    fitted: Fitted,
+    scores: Mapping[str, Sequence[Score]],
+    progress: Progress = silent,
+) -> tuple[Fitted, Mapping[str, Sequence[Score]]]:
+    """For a target speed: fits and scores of ``TAKER``, too, at the first sites, if no kernel takes merged tokens."""
+    if task.recipe.target_speedup is None or task.recipe.scorer == "paper":
+        return fitted, scores
+    blocks = _blocks(task, fitted).blocks
+    sites = [site for site in fitted.eligible if task.host.block(site.name) in blocks]
+    sites = sites[: ceil(FIRST * len(sites))]
+    if any(kernel.takes_merged for site in sites for kernel in fitted.kernels[site.name]):
+        return fitted, scores
+    feed = FirstOf(task.fitting, COUNTED_ON)
+    fits = calibrate(task.host, sites, [Candidate(kernel=TAKER)], feed, progress=progress)
+    kernels = {name: [fit.kernel for fit in each if fit.kernel is not None] for name, each in fits.items()}
+    sites = [site for site in sites if kernels[site.name]]
+    more = isolated_scores(task.host, sites, kernels, feed, min_tokens=task.recipe.min_tokens, progress=progress)
+    return (
+        replace(fitted, fits={name: (*each, *fits.get(name, ())) for name, each in fitted.fits.items()}),
+        {name: [*each, *more.get(name, ())] for name, each in scores.items()},
+    )
+
+
+def fast_enough(
+    task: Task,
+    fitted: Fitted,
+    points: Sequence[Point],
+    errors: Mapping[str, Sequence[float]],
+    alone: Callable[[], Point],
+) -> Point:
     """The plan that loses least among those that reach ``target_speedup``: with kernels, with merging, or with both.
 
-    Every one is timed; of those that are fast enough the final outputs on the calibration samples decide.
+    Every one is timed; of those that are fast enough the final outputs on calibration samples decide.
 
     Args:
         task: The task.
         fitted: The kernels of each site.
         points: Plans without merging, from the most faithful to the cheapest.
-        alone: Picks one of them that is fast enough.
+        errors: Error of each kernel of each site; infinite where it saves nothing.
+        alone: Picks one of the points that is fast enough.
 
     Raises:
         GateError: No plan is.
@@ -80,11 +122,10 @@ def fast_enough(task: Task, fitted: Fitted, points: Sequence[Point], alone: Call
         fast.append(alone())
     except GateError as error:
         refusal = str(error)
-    found = _blocks(task, fitted)
-    if found.blocks:
+    if blocks := _blocks(task, fitted).blocks:
         speeds = Speeds(task.host, FirstOf(task.fitting, 1), min_tokens=task.recipe.min_tokens)
-        bases = [Point({}, 1.0, 0.0), *_mixable(fitted, points)]
-        fast += [plan for base in bases for plan in _with_merging(fitted, base, found.blocks, speeds, target)]
+        for base in (Point({}, 1.0, 0.0), *_mixable(task, fitted, points, errors, blocks)):
+            fast += _with_merging(fitted, base, blocks, speeds, target)
         refusal += f" The fastest that merges tokens, too, reaches {speeds.best:.2f}."
     if not fast:
         raise GateError(refusal)
@@ -100,11 +141,24 @@ def _with_merging(fitted: Fitted, base: Point, blocks: Sequence[str], speeds: Sp
     def speed(shares: Mapping[str, float]) -> float:
         return speeds.of(changes_of(fitted, replace(base, merges=shares)))
 
-    found = (lightest(blocks, speed, target, bend) for bend in BENDS)
-    return [replace(base, merges=shares) for shares in found if shares is not None]
+    clock = Clock(blocks, speed)
+    found = (lightest(clock, target, bend) for bend in BENDS)
+    return [replace(base, merges=shares) for shares in found if shares is not None and min(shares.values()) < 1]
 
 
-def _mixable(fitted: Fitted, points: Sequence[Point]) -> list[Point]:
-    """Some plans whose kernels all take merged tokens."""
+def _mixable(
+    task: Task,
+    fitted: Fitted,
+    points: Sequence[Point],
+    errors: Mapping[str, Sequence[float]],
+    blocks: Sequence[str],
+) -> list[Point]:
+    """Plans whose kernels all take merged tokens: some of the frontier, and the first sites."""
     mixable = [p for p in points if p.kernels and all(k.takes_merged for k in kernels_of(fitted, p).values())]
-    return spaced(mixable, MIXED) if mixable else []
+    first: dict[str, int] = {}
+    sites = [site for site in fitted.kernels if task.host.block(site) in blocks]
+    for site in sites[: ceil(FIRST * len(sites))]:
+        for index, kernel in enumerate(fitted.kernels[site]):
+            if kernel.takes_merged and errors[site][index] < float("inf"):
+                first[site] = index
+    return [*(spaced(mixable, MIXED) if mixable else []), *([Point(first, 1.0, 0.0)] if first else [])]

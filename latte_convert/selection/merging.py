@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from latte_convert.adapters.host import Host
 from latte_convert.adapters.merging import merges_of
@@ -11,9 +13,9 @@ from latte_convert.attention import AttentionSite, SiteCall
 from latte_convert.data.feed import Feed
 from latte_convert.errors import CheckpointError, first_line
 
-BENDS = (1.0, 0.5)
-"""Schedules that are tried: 1 merges as many tokens after each block, 0.5 most of them after the first ones, which is
-faster where attention takes most of the time."""
+BENDS = (1.0, 0.6, 0.35)
+"""Schedules that are tried: 1 merges as many tokens after each block, less merges most of them after the first ones,
+which is faster where attention takes most of the time."""
 LEAST = 0.1
 """Smallest share of its tokens that the last block may be left with by the tool itself."""
 _STEPS = 3
@@ -110,31 +112,70 @@ def _tried(host: Host, blocks: Sequence[str], sites: Sequence[AttentionSite], in
     return None
 
 
-def lightest(
-    blocks: Sequence[str], speed: Callable[[Mapping[str, float]], float], target: float, bend: float
-) -> dict[str, float] | None:
-    """The schedule that merges least among those that are fast enough; None where none is.
+@dataclass
+class Clock:
+    """How long the model takes with a schedule, as a share of the original's time: measured, and foretold.
 
-    Time is taken to rise in a line between the two schedules that the answer lies between, a few times over.
+    The time of a block is taken to grow with its number of tokens and with the square of it:
+    ``c + a·mean(share) + b·mean(share²)``, fitted to what has been measured, with ``a`` and ``b`` not negative.
 
-    Args:
+    Attributes:
         blocks: The blocks, in order of execution.
         speed: Measures how many times faster than the original a schedule is.
-        target: The least that is fast enough.
+    """
+
+    blocks: Sequence[str]
+    speed: Callable[[Mapping[str, float]], float]
+    _seen: list[tuple[float, float, float, float]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        """Measure all tokens, half of them and as few as may be."""
+        for left, bend in ((1.0, 1.0), (0.5, 1.0), (LEAST, BENDS[-1])):
+            self.time(schedule(self.blocks, left, bend))
+
+    def time(self, shares: Mapping[str, float]) -> float:
+        """Measured."""
+        time = 1 / self.speed(shares)
+        self._seen.append((*_terms(shares), time))
+        return time
+
+    def left(self, time: float, bend: float) -> float:
+        """Share of its tokens that leaves the model with a time, as foretold; ``LEAST`` where none does."""
+        factors, shares = _fitted(np.array(self._seen)), np.linspace(1.0, LEAST, 1000)
+        times = (np.dot(factors, _terms(schedule(self.blocks, share, bend))) for share in shares)
+        return next((float(share) for share, each in zip(shares, times, strict=True) if each <= time + 1e-9), LEAST)
+
+
+def _terms(shares: Mapping[str, float]) -> tuple[float, float, float]:
+    """What the time of a schedule is a sum of."""
+    values = np.array(list(shares.values()))
+    return 1.0, float(values.mean()), float((values**2).mean())
+
+
+def _fitted(seen: np.ndarray) -> np.ndarray:
+    """Factors of the terms by least squares; those of tokens and of their squares are not negative."""
+    terms, times = seen[:, :3], seen[:, 3]
+    for used in ([0, 1, 2], [0, 2], [0, 1]):
+        factors = np.zeros(3)
+        factors[used] = np.linalg.lstsq(terms[:, used], times, rcond=None)[0]
+        if (factors[1:] >= 0).all():
+            break
+    return factors
+
+
+def lightest(clock: Clock, target: float, bend: float) -> dict[str, float] | None:
+    """The schedule that merges least among those that are fast enough; None where none is found.
+
+    Args:
+        clock: Of the model with the kernels of a plan.
+        target: The least speed-up that is fast enough.
         bend: As in ``schedule``.
     """
-    low, high = LEAST, 1.0
-    fast, slow = (speed(schedule(blocks, left, bend)) for left in (low, high))
-    if fast < target:
-        return None
-    if slow >= target:
-        return schedule(blocks, high, bend)
+    aim = 1 / target
     for _ in range(_STEPS):
-        share = (1 / target - 1 / fast) / (1 / slow - 1 / fast)
-        middle = low + (high - low) * min(max(share, 0.1), 0.9)
-        reached = speed(schedule(blocks, middle, bend))
-        if reached >= target:
-            low, fast = middle, reached
-        else:
-            high, slow = middle, reached
-    return schedule(blocks, low, bend)
+        shares = schedule(clock.blocks, clock.left(aim, bend), bend)
+        time = clock.time(shares)
+        if time <= 1 / target:
+            return shares
+        aim -= time - 1 / target
+    return None
