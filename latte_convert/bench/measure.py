@@ -149,7 +149,7 @@ def _attention(variant: Variant, calls: Calls) -> None:
 _MAKERS: dict[VariantName, Callable[[Case, Mapping[str, Kernel], Calls, torch.device], Variant]] = {
     "original": lambda case, kernels, calls, device: ways.original(kernels),
     "hybrid": lambda case, kernels, calls, device: ways.hybrid(case, kernels),
-    "hybrid_compiled": lambda case, kernels, calls, device: ways.compiled(case, kernels),
+    "hybrid_compiled": lambda case, kernels, calls, device: ways.compiled(case, kernels, calls),
     "pooled": lambda case, kernels, calls, device: ways.pooled(case, kernels, calls),
     "merged": lambda case, kernels, calls, device: ways.merged(case, kernels, tokens_of(calls), device),
 }

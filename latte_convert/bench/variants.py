@@ -64,16 +64,19 @@ def _merging(case: Case) -> str:
     return f"tokens merged to {left:.0%}" if case.merges else ""
 
 
-def compiled(case: Case, kernels: Mapping[str, Kernel]) -> Variant:
+def compiled(case: Case, kernels: Mapping[str, Kernel], calls: Mapping[str, list[AttentionCall]]) -> Variant:
     """The hybrid with its kernels compiled for the shapes of one length; the rest of the model stays eager.
 
     ``fullgraph``, because PyTorch would otherwise run what it cannot compile eagerly, without a word.
 
     Raises:
-        CheckpointError: The hybrid merges tokens, which runs eagerly.
+        CheckpointError: The hybrid merges tokens, or its kernels ask which tokens are padding: both run eagerly.
     """
     if case.merges:
         raise CheckpointError("blocks whose tokens are merged run eagerly: there is nothing to compile")
+    masked = (kernels[name] for name, found in calls.items() if any(call.mask is not None for call in found))
+    if left := next((kernel.name for kernel in masked if kernel.mixes_queries), None):
+        raise CheckpointError(f"{left} leaves a compiled graph where a call has a padding mask, as these inputs do")
     torch.compiler.reset()  # what was compiled for another length counts towards its limit of recompilations
     fast: dict[str, Any] = {name: torch.compile(k, dynamic=False, fullgraph=True) for name, k in kernels.items()}
     install = partial(case.host.watch, fast)

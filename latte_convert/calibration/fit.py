@@ -40,7 +40,8 @@ class SiteFit:
 
     def __init__(self, site: AttentionSite, candidate: Candidate, projection: nn.Module | None, seed: int = 0) -> None:
         self.site = site
-        self.kernel = get_kernel(candidate.kernel)(site.heads, site.head_dim, **site.widths, **candidate.options)
+        options = {**site.widths, **candidate.options}  # those of a kernel that is fitted again have its widths, too
+        self.kernel = get_kernel(candidate.kernel)(site.heads, site.head_dim, **options)
         self.failure = self.kernel.obstacle(causal=site.causal, cross=site.kind == "cross")
         weight: Any = None if projection is None else projection.weight
         self.stages = self.kernel.fit_stages(None if weight is None else weight.detach().float(), seed)

@@ -142,11 +142,17 @@ def test_conditional_detr_looks_up_twice_the_channels_it_reads() -> None:
         ("latte", {"exact_prefix": True, "key_shift": True, "input_map": True, "output_map": True, "bias": True}),
     ],
 )  # fmt: skip
-def test_every_kernel_takes_a_value_that_is_narrower(kernel: str, options: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize("refitted", [False, True])
+def test_every_kernel_takes_a_value_that_is_narrower(
+    kernel: str, options: dict[str, object], refitted: bool, tmp_path: Path
+) -> None:
     model = build("conditional_detr")
     inputs = BY_NAME["conditional_detr"].inputs()
     batches = [{**inputs, "pixel_values": inputs["pixel_values"] + i} for i in range(3)]
-    recipe = Recipe(kernel=kernel, options=options, include=["encoder_attn"], scorer="paper", k=2, samples=3)
+    recipe = Recipe(
+        kernel=kernel, options=options, include=["encoder_attn"], scorer="paper", k=2, samples=3,
+        propagate_error=refitted,
+    )  # fmt: skip
     result = latte_convert.convert(model, batches, recipe=recipe, progress=False)
     again = latte_convert.load(result.save(tmp_path / "hybrid"))
     with torch.no_grad():

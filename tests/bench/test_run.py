@@ -8,19 +8,24 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from bench.artifacts import EVERY_SECOND, make_artifact
 
 import latte_convert
+from latte_convert.adapters.host import Host
 from latte_convert.artifact.load import open_artifact
 from latte_convert.artifact.manifest import read_manifest
 from latte_convert.artifact.verify import verify
 from latte_convert.bench import measure, store, variants
-from latte_convert.bench.inputs import make_cases
+from latte_convert.bench.inputs import Case, make_cases
 from latte_convert.bench.result import BenchReport
 from latte_convert.bench.run import bench
 from latte_convert.checkpoints.resolve import resolve
+from latte_convert.data.feed import Inputs
 from latte_convert.errors import CheckpointError, DataError, IntegrityError, UsageError
+from latte_convert.kernels.near_far.kernel import NearFarKernel
 from latte_convert.measuring.outputs import named_outputs
+from latte_convert.progress import silent
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 
@@ -192,6 +197,25 @@ def test_a_detector_is_measured_with_its_cross_attention(photos, tmp_path):
     path = make_artifact(MODELS / "tiny-detr", photos, tmp_path / "detr")
     [length] = bench(path, resolutions=[64], compile=False, rounds=1).lengths
     assert length.sites == len(read_manifest(path).sites)
+    assert length.variant("hybrid").forward is not None
+
+
+@torch.no_grad()
+def test_a_kernel_that_leaves_the_graph_for_padding_is_not_timed_as_compiled():
+    model = transformers.BertModel(
+        transformers.BertConfig(
+            vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
+        )
+    ).eval()
+    text = {"input_ids": torch.randint(1, 50, (1, 120)), "attention_mask": torch.ones(1, 120).long()}
+    text["attention_mask"][:, 100:] = 0
+    host = Host.of(model)
+    kernels = {site.name: NearFarKernel(4, 8, window=2, halo=1, clusters=8) for site in host.sites()}
+    settings = measure.Settings(torch.device("cpu"), compile=True, rounds=1, progress=silent)
+    length = measure.measure_case(Case("padded", None, host, [Inputs(text)]), kernels, settings)
+    compiled = length.variant("hybrid_compiled")
+    assert compiled.reason == "near_far leaves a compiled graph where a call has a padding mask, as these inputs do"
+    assert compiled.forward is None
     assert length.variant("hybrid").forward is not None
 
 

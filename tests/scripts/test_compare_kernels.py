@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'latte-convert[demo]'")
 import compare_kernels  # noqa: E402
-from comparison.cases import CASES, long_texts  # noqa: E402
+from comparison.cases import CASES, TOKENS, long_pairs, long_texts  # noqa: E402
 from comparison.kernels import ENTRIES, RIVALS, only  # noqa: E402
 from comparison.rendering import CLS, PATCHES, bars, markdown, plot  # noqa: E402
 
@@ -171,6 +171,23 @@ def test_long_texts_share_no_sentence_and_need_no_padding(models_dir: Path) -> N
     assert {tuple(batch["input_ids"].shape) for batch in texts} == {(1, 256)}
     heads = [tokenizer.decode(batch["input_ids"][0][:12]) for batch in texts]
     assert len(set(heads)) == len(texts)
+
+
+def test_long_pairs_are_long_enough_and_scored_by_what_they_are_joined_from(models_dir: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(models_dir / "minilm-l6")
+    pairs = [(f"{i} is one of many good numbers", f"one of the many numbers is {i}", str(i / 40)) for i in range(200)]
+    found = long_pairs(pairs, tokenizer, 5)
+    for first, second, score in found:
+        assert min(len(tokenizer(text).input_ids) for text in (first, second)) >= TOKENS
+        numbers = [[int(word) for word in text.split() if word.isdigit()] for text in (first, second)]
+        assert numbers[0] == numbers[1]
+        assert score == pytest.approx(sum(numbers[0]) / len(numbers[0]) / 40)
+    scores = [score for *_, score in found]
+    assert scores == sorted(scores)
+    assert scores[0] < 1
+    assert scores[-1] > 4
 
 
 def test_what_is_wrong_on_the_command_line_is_said(capsys: pytest.CaptureFixture[str]) -> None:
