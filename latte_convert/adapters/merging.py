@@ -34,6 +34,8 @@ from latte_convert.adapters.layout import memory_of
 from latte_convert.adapters.route import Route
 from latte_convert.attention import Merged, SiteCall, TokenLayout
 from latte_convert.errors import CheckpointError, UsageError
+from latte_convert.graphs import exporting
+from latte_convert.kernels.near_far.clustering import take
 
 GROUP = 64
 """Neighbours along the curve among which a token finds its partner."""
@@ -98,7 +100,7 @@ class Groups:
     def single(cls, layout: TokenLayout, batch: int, tokens: int, device: torch.device) -> Groups:
         """Each token in a group of its own, along the curve."""
         grid = layout.plane or (1, tokens - layout.prefix)
-        order = torch.cat([torch.arange(layout.prefix), layout.prefix + curve(*grid)]).to(device)
+        order = torch.cat([torch.arange(layout.prefix), layout.prefix + _curve(grid)]).to(device)
         index = torch.empty_like(order).scatter_(0, order, torch.arange(tokens, device=device))
         number = order[layout.prefix :] - layout.prefix
         places = torch.stack([number // grid[1], number % grid[1]], dim=-1).float()
@@ -113,9 +115,7 @@ class Groups:
 
     def add(self, tokens: Tensor, change: Tensor) -> Tensor:
         """All tokens, ``(B, N0, D)``, each with the change of its group, ``(B, N, D)``."""
-        if len(tokens) == 1:
-            return tokens + change[0].index_select(0, self.index[0])
-        return tokens + change.gather(1, self.index[..., None].expand_as(tokens))
+        return tokens + take(change, self.index)
 
     def merge(self, metric: Tensor, left: int) -> Groups:
         """Join the groups most alike by the cosine of ``(B, N, d)``, until ``left`` are behind the prefix.
@@ -138,9 +138,10 @@ class Groups:
 
 def _sums(rows: Tensor, index: Tensor, count: int) -> Tensor:
     """Sums of the rows ``(B, n, D)`` with the same ``index``, ``(B, n)``: ``(B, count, D)``."""
-    offset = count * torch.arange(len(rows), device=rows.device)[:, None]
-    total = rows.new_zeros(len(rows) * count, rows.shape[2])
-    return total.index_add(0, (index + offset).flatten(), rows.flatten(0, 1)).view(len(rows), count, -1)
+    batch = rows.shape[0]
+    offset = count * torch.arange(batch, device=rows.device)[:, None]
+    total = rows.new_zeros(batch * count, rows.shape[2])
+    return total.index_add(0, (index + offset).flatten(), rows.flatten(0, 1)).view(batch, count, -1)
 
 
 def _pairs(metric: Tensor, gone: int) -> tuple[Tensor, Tensor]:
@@ -150,7 +151,7 @@ def _pairs(metric: Tensor, gone: int) -> tuple[Tensor, Tensor]:
     """
     count = metric.shape[1]
     metric = F.normalize(F.pad(metric, (0, 0, 0, -count % GROUP)), dim=-1)
-    metric = metric.reshape(len(metric), -1, GROUP, metric.shape[2])
+    metric = metric.reshape(metric.shape[0], -1, GROUP, metric.shape[2])
     number = torch.arange(metric.shape[1] * GROUP, device=metric.device).view(-1, GROUP)
     alike = metric[:, :, ::2] @ metric[:, :, 1::2].mT
     alike = alike.masked_fill((number[:, 1::2] >= count)[:, None, :], float("-inf"))
@@ -192,6 +193,10 @@ def curve(height: int, width: int) -> Tensor:
     return along.argsort()
 
 
+def _curve(grid: tuple[int, int]) -> Tensor:
+    return curve.__wrapped__(*grid) if exporting() else curve(*grid)  # a graph's tensors are of that graph
+
+
 @dataclass
 class _Run:
     """What a merged block and the attention in it tell each other during one call.
@@ -227,7 +232,7 @@ def met(call: SiteCall) -> SiteCall:
     Raises:
         CheckpointError: The tokens are merged and the call has a mask.
     """
-    run = None if torch.compiler.is_compiling() else _running.get()  # blocks that merge are not compiled
+    run = _running.get() if exporting() or not torch.compiler.is_compiling() else None  # merging is not compiled
     if run is None:
         return call
     run.whole = call.mask is not None or call.causal or not call.layout.aligned or call.obstacle is not None

@@ -30,10 +30,10 @@ def _what(subject: Subject) -> str:
     if subject.manifest is None:
         return "The original model, float32."
     kernels = " and ".join(sorted({kernel.name for kernel in subject.kernels.values()}))
-    return (
-        f"A hybrid, float32: {len(subject.kernels)} attention layers run {kernels} in the place of softmax "
-        f"(latte_convert {subject.manifest.tool_version})."
-    )
+    does = [f"{len(subject.kernels)} attention layers run {kernels} in the place of softmax"] if kernels else []
+    if subject.merging:
+        does.append("alike tokens are merged between blocks")
+    return f"A hybrid, float32: {', and '.join(does)} (latte_convert {subject.manifest.tool_version})."
 
 
 def _row(part: Part, form: Format) -> str:

@@ -15,6 +15,7 @@ from latte_convert.errors import CheckpointError, UsageError, first_line
 from latte_convert.exporting.graph import quiet_torch
 from latte_convert.exporting.operators import translations
 from latte_convert.exporting.parts import Part
+from latte_convert.exporting.script import script
 
 Run = Callable[[dict[str, Tensor]], tuple[Tensor, ...]]
 """From inputs by name to outputs in their order."""
@@ -130,6 +131,35 @@ class TorchExport(Format):
         return run
 
 
+class TorchScript(Format):
+    """TorchScript, which libtorch runs without Python."""
+
+    suffix = ".pt"
+    runtime = "TorchScript"
+
+    def write(self, program: Any, part: Part, path: Path) -> None:
+        """Write a graph."""
+        jit: Any = torch.jit
+        try:
+            with quiet_torch():
+                jit.save(script(program), path)
+        except Exception as error:  # an operator that TorchScript has not
+            raise CheckpointError(
+                f"{type(part.model).__name__} has no form in TorchScript: {first_line(error)}"
+            ) from error
+
+    def open(self, path: Path, part: Part) -> Run:
+        """The function of the file."""
+        jit: Any = torch.jit
+        with quiet_torch():
+            module = jit.load(path)
+
+        def run(inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+            return tuple(module(**inputs))
+
+        return run
+
+
 def _name_axes(model: Any, part: Part) -> None:
     """Give open axes the names that ``optimum`` writes, in the place of the exporter's symbols."""
     names: dict[str, str] = {}
@@ -147,4 +177,4 @@ def _name_axes(model: Any, part: Part) -> None:
         value.shape = onnx_ir.Shape(shape)
 
 
-FORMATS: dict[str, type[Format]] = {"onnx": Onnx, "torch-export": TorchExport}
+FORMATS: dict[str, type[Format]] = {"onnx": Onnx, "torch-export": TorchExport, "torchscript": TorchScript}

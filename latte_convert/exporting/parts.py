@@ -227,6 +227,8 @@ class Held:
 def _held(subject: Subject, towers: set[str] | None) -> Held | None:
     reached = [k for name, k in subject.kernels.items() if towers is None or subject.towers[name] in towers]
     grouping = sorted({kernel.name for kernel in reached if kernel.mixes_queries})
+    if subject.merging if towers is None else subject.merging & towers:
+        grouping.append("merging")
     if grouping:
         return Held(f"{' and '.join(grouping)} groups the tokens of an input by how many there are", whole=True)
     if reached and subject.min_tokens:

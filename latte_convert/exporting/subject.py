@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from latte_convert.adapters.host import Host
+from latte_convert.adapters.merging import is_block_of
 from latte_convert.artifact.check import artifact_directory
 from latte_convert.artifact.load import open_artifact
 from latte_convert.artifact.manifest import Manifest
@@ -28,6 +29,7 @@ class Subject:
         model: The model.
         kernels: The kernel of each converted site, by name; empty for an original.
         towers: The tower of each of these sites.
+        merging: The towers whose blocks merge tokens.
         resolution: Height and width of images that it is built for, or None for the checkpoint's own.
         min_tokens: With fewer keys than this, converted sites run exact attention.
         manifest: What an artifact records of itself; None for a plain checkpoint.
@@ -37,6 +39,7 @@ class Subject:
     model: nn.Module
     kernels: Mapping[str, Kernel]
     towers: Mapping[str, str]
+    merging: frozenset[str] = frozenset()
     resolution: int | None = None
     min_tokens: int = 0
     manifest: Manifest | None = None
@@ -64,7 +67,7 @@ def open_subject(model: str | Path, *, resolution: int | None = None, trust_remo
         return _hybrid(artifact_directory(path), resolution, trust_remote_code)
     source = resolve(model, trust_remote_code=trust_remote_code)
     network, _ = source.instantiate(source.original_tensors(), resolution)
-    return Subject(source, network.float(), {}, {}, resolution)
+    return Subject(source, network.float(), {}, {}, resolution=resolution)
 
 
 def _hybrid(path: Path, resolution: int | None, trust_remote_code: bool) -> Subject:
@@ -79,12 +82,10 @@ def _hybrid(path: Path, resolution: int | None, trust_remote_code: bool) -> Subj
     if resolution not in (None, own) and source.library != "transformers":  # these are built for one size
         network, _ = source.instantiate(source.original_tensors(), resolution)
         host = Host.of(network)
-    if manifest.merges:
-        raise CheckpointError(
-            f"{path} merges tokens, which has no exported form yet: convert with --merge 1 to export it."
-        )
-    host.convert(artifact.kernels, min_tokens=manifest.min_tokens)
-    towers = {site.name: site.tower for site in host.sites() if site.name in artifact.kernels}
+    host.convert({**artifact.kernels, **artifact.merges}, min_tokens=manifest.min_tokens)
+    sites = host.sites()
+    towers = {site.name: site.tower for site in sites if site.name in artifact.kernels}
+    merging = frozenset(site.tower for site in sites if is_block_of(artifact.merges, site.name))
     return Subject(
-        source, host.model.float(), artifact.kernels, towers, resolution or own, manifest.min_tokens, manifest
+        source, host.model.float(), artifact.kernels, towers, merging, resolution or own, manifest.min_tokens, manifest
     )

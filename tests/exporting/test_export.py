@@ -22,18 +22,34 @@ np.savez(sys.argv[3], **dict(zip([o.name for o in session.get_outputs()], sessio
 assert not {"torch", "transformers", "latte_convert"} & set(sys.modules)
 """
 
+_STRANGER_WITH_TORCH = """
+import sys
+sys.modules["latte_convert"] = sys.modules["transformers"] = None
+import numpy as np
+import torch
 
-def _as_a_stranger(file: Path, pixels: torch.Tensor, folder: Path) -> dict[str, np.ndarray]:
-    """What a process with ONNX Runtime and NumPy alone makes of a file."""
+model = torch.jit.load(sys.argv[1])
+out = model(pixel_values=torch.from_numpy(np.load(sys.argv[2])))
+np.savez(sys.argv[3], last_hidden_state=out[0].numpy(), pooler_output=out[1].numpy())
+"""
+
+
+def _as_a_stranger(program: str, file: Path, pixels: torch.Tensor, folder: Path) -> dict[str, np.ndarray]:
+    """What a process that has none of our modules makes of a file."""
     np.save(folder / "pixels.npy", pixels.numpy())
-    command = [sys.executable, "-c", _STRANGER, str(file), str(folder / "pixels.npy"), str(folder / "out.npz")]
+    command = [sys.executable, "-c", program, str(file), str(folder / "pixels.npy"), str(folder / "out.npz")]
     subprocess.run(command, check=True, cwd=folder)
     return dict(np.load(folder / "out.npz"))
 
 
 @pytest.mark.slow
-def test_a_stranger_runs_the_file_at_any_size(latte, hybrid: Path, tmp_path: Path) -> None:
-    code, out, err = latte("export", hybrid, "--to", "onnx", "--out", tmp_path / "onnx", "--json")
+@pytest.mark.parametrize(
+    ("form", "file", "program"), [("onnx", "model.onnx", _STRANGER), ("torchscript", "model.pt", _STRANGER_WITH_TORCH)]
+)
+def test_a_stranger_runs_the_file_at_any_size(
+    form: str, file: str, program: str, latte, hybrid: Path, tmp_path: Path
+) -> None:
+    code, out, err = latte("export", hybrid, "--to", form, "--out", tmp_path / "o", "--json")
     assert code == 0, err
     document = json.loads(out)
     assert document["worst"]["value"] < 1e-4
@@ -45,7 +61,7 @@ def test_a_stranger_runs_the_file_at_any_size(latte, hybrid: Path, tmp_path: Pat
         pixels = torch.randn(shape)
         with torch.no_grad():
             expected = model(pixels)
-        found = _as_a_stranger(tmp_path / "onnx" / "model.onnx", pixels, tmp_path)
+        found = _as_a_stranger(program, tmp_path / "o" / file, pixels, tmp_path)
         assert list(found) == ["last_hidden_state", "pooler_output"]
         for name, value in found.items():
             np.testing.assert_allclose(value, expected[name].numpy(), rtol=1e-4, atol=1e-4)

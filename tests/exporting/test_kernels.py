@@ -13,7 +13,7 @@ from latte_convert.adapters.host import Host
 from latte_convert.attention import AttentionCall, TokenLayout
 from latte_convert.errors import UsageError
 from latte_convert.exporting.check import differences
-from latte_convert.exporting.formats import Format, Onnx, TorchExport
+from latte_convert.exporting.formats import Format, Onnx, TorchExport, TorchScript
 from latte_convert.exporting.graph import capture
 from latte_convert.exporting.inputs import Sound
 from latte_convert.exporting.parts import Part, Size, make_parts
@@ -41,12 +41,12 @@ def _subject(path: Path, kernel: str, options: dict[str, Any], resolution: int |
     site = host.sites()[0]
     made = _away(get_kernel(kernel)(site.heads, site.head_dim, **options))
     host.convert({site.name: made})
-    return Subject(subject.source, subject.model, {site.name: made}, {site.name: site.tower}, resolution)
+    return Subject(subject.source, subject.model, {site.name: made}, {site.name: site.tower}, resolution=resolution)
 
 
-def _worst(part: Part, form: Format, folder: Path) -> float:
+def _worst(part: Part, form: Format, folder: Path, program: Any = None) -> float:
     file = folder / f"model{form.suffix}"
-    form.write(capture(part), part, file)
+    form.write(program or capture(part), part, file)
     return max(each.value for each in differences(part, form.open(file, part)))
 
 
@@ -76,16 +76,22 @@ def _away(kernel: Kernel) -> Kernel:
     return kernel
 
 
+FORMS = [("near_far", TorchExport()), *((case, form) for case in CASES for form in (Onnx(), TorchScript()))]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "form"), [*((case, Onnx()) for case in CASES), ("near_far", TorchExport())])
+@pytest.mark.parametrize(("case", "form"), FORMS)
 def test_every_kernel_at_every_batch_size(case: str, form: Format, tmp_path: Path) -> None:
     assert _worst(_site(*CASES[case]), form, tmp_path) < 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", [name for name in kernel_names() if not get_kernel(name).mixes_queries])
-def test_padded_texts_of_any_length_in_torch_export(kernel: str, bert: Path, tmp_path: Path) -> None:
-    assert _worst(*make_parts(_subject(bert, kernel, {}), [], Size()), TorchExport(), tmp_path) < 1e-4
+def test_padded_texts_of_any_length_in_pytorch(kernel: str, bert: Path, tmp_path: Path) -> None:
+    (part,) = make_parts(_subject(bert, kernel, {}), [], Size())
+    program = capture(part)
+    for form in (TorchExport(), TorchScript()):
+        assert _worst(part, form, tmp_path, program) < 1e-4
 
 
 @pytest.mark.slow
