@@ -78,7 +78,7 @@ def export(
     trust_remote_code: options.Remote = False,
     json: options.Json = False,
 ) -> None:
-    """Write a hybrid as ONNX, torch.export or TorchScript, checked against PyTorch, with its processor's files and a card.
+    """Write a hybrid as ONNX, torch.export or TorchScript, checked against PyTorch, with its processor and a card.
 
     Example: latte export hybrid/ --to onnx --resolution 1036 --out onnx/
     """
