@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import gc
 import os
 import shutil
 import sys
@@ -24,15 +25,15 @@ from fuzzing.cases import Case, Maker
 from fuzzing.watching import MEMORY, Outcome, Run, Watched, start
 
 KINDS: dict[str, tuple[Maker, int]] = {
-    "artifact": (cases.artifact, 23),
-    "checkpoint": (cases.checkpoint, 16),
-    "recipe": (cases.recipe, 12),
-    "data": (samples.data, 20),
-    "results": (cases.results, 11),
-    "kill": (cases.kill, 5),
-    "full": (cases.full, 3),
-    "place": (surroundings.place, 4),
-    "meddle": (surroundings.meddle, 4),
+    "artifact": (cases.artifact, 26),
+    "checkpoint": (cases.checkpoint, 17),
+    "recipe": (cases.recipe, 13),
+    "data": (samples.data, 19),
+    "results": (cases.results, 13),
+    "kill": (cases.kill, 4),
+    "full": (cases.full, 2),
+    "place": (surroundings.place, 2),
+    "meddle": (surroundings.meddle, 2),
     "environment": (surroundings.environment, 2),
 }
 """Makers of cases, and how often each has its turn."""
@@ -85,7 +86,7 @@ def faults(run: Run, outcome: Outcome, attack: Attack) -> Iterator[str]:
         yield f"exit code {outcome.code} without a sentence: {last[:200]}"
     if "Traceback (most recent" in outcome.stderr or "Exception ignored" in outcome.stderr:
         yield f"a traceback: {last[:200]}"
-    if run.arguments[0] == "verify" and outcome.code == 0 and attack.case.changed:
+    if run.arguments[:1] == ("verify",) and outcome.code == 0 and attack.case.changed:
         yield "accepted"
     yield from outcome.seen
     yield from left_behind(run, outcome, attack.place)
@@ -224,6 +225,8 @@ def main(arguments: list[str] | None = None) -> int:
     temporary = Path(tempfile.mkdtemp(prefix="latte-fuzz-"))  # no object whose finaliser a fork would run
     try:
         build(temporary / "material")
+        gc.collect()
+        gc.freeze()  # what is collected in a fork is copied there first
         print(f"material in {time.monotonic() - options.started:.0f} s", flush=True)
         options.until = time.monotonic() + (options.limit or float("inf"))
         numbers = options.only or list(range(options.count))

@@ -210,19 +210,27 @@ def results(random: Random, material: Path, work: Path) -> Case:
     return Case("results", f"{name}: {what}" + (", vouched for" if vouched else ""), [run(*command)], not vouched)
 
 
+LASTING = {"convert": 2.5, "restore": 0.6, "merge": 1.0, "export": 4.0, "report": 0.8, "eval": 1.5}
+"""Seconds that a command takes."""
+
+
 def kill(random: Random, material: Path, work: Path) -> Case:
     """A command is killed at some moment; the next one finds nothing broken and leaves nothing behind."""
     how = random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGTERM))
     vit, photos = material / "models" / "vit", material / "photos"
     hybrid = shutil.copytree(material / "artifacts" / "vit", work / "hybrid")
     over = ("--overwrite",)
-    command = random.choice((
-        ("convert", vit, "--calib", photos, *FEW, "--kernel", "latte", "--out", hybrid, *over),
-        ("restore", hybrid, "--out", "original", *over),
-        ("report", hybrid, "--plots", *over),
-        ("eval", hybrid, "--task", "knn", "--data", material / "classes", "--out", hybrid / "eval-knn.json", *over),
-    ))  # fmt: skip
-    after = random.uniform(0, {"convert": 2.5, "restore": 0.6, "report": 0.8, "eval": 1.5}[str(command[0])])
+    commands = {
+        ("convert", vit, "--calib", photos, *FEW, "--kernel", "latte", "--out", hybrid, *over): 4,
+        ("restore", hybrid, "--out", "original", *over): 4,
+        ("merge", material / "artifacts" / "adapter", "--out", hybrid, *over): 4,
+        ("export", hybrid, "--out", "exported", "--resolution", 56, *over): 1,
+        ("report", hybrid, "--plots", *over): 3,
+        ("report", hybrid, "--out", "page.html", *over): 2,
+        ("eval", hybrid, "--task", "knn", "--data", material / "classes", "--out", hybrid / "eval-knn.json", *over): 3,
+    }
+    command = random.choices(list(commands), list(commands.values()))[0]
+    after = random.uniform(0, LASTING[str(command[0])])
     runs = [
         run(*command, kill=(how, after), codes=(0,)),
         run("verify", hybrid, codes=(0,), clean=False),
@@ -237,8 +245,12 @@ def full(random: Random, material: Path, work: Path) -> Case:
     hybrid = shutil.copytree(material / "artifacts" / "vit", work / "hybrid")
     convert = ("convert", material / "models" / "vit", "--calib", material / "photos", *FEW, "--kernel", "latte")
     command = random.choice((
-        (*convert, "--out", "new"), (*convert, "--out", hybrid, "--overwrite"), ("restore", hybrid, "--out", "new"),
-        ("report", hybrid, "--plots"), ("score", *convert[1:], "--out", "scores.html"),
+        (*convert, "--out", "new"), (*convert, "--out", hybrid, "--overwrite"),
+        ("restore", hybrid, "--out", "new"),
+        ("merge", material / "artifacts" / "adapter", "--out", "new"),
+        ("export", hybrid, "--out", "new"),
+        ("report", hybrid, "--plots"), ("report", hybrid, "--out", "new.html"),
+        ("score", *convert[1:], "--out", "scores.html"),
         ("eval", hybrid, "--task", "knn", "--data", material / "classes", "--out", hybrid / "eval-new.json"),
     ))  # fmt: skip
     size = random.choice((0, 1, 100, 1000, 4096, 20_000, 50_000))
