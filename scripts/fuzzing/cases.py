@@ -210,6 +210,7 @@ def results(random: Random, material: Path, work: Path) -> Case:
     return Case("results", f"{name}: {what}" + (", vouched for" if vouched else ""), [run(*command)], not vouched)
 
 
+COPIES = (("vit", "hybrid"), ("adapter", "adapter"))
 LASTING = {"convert": 2.5, "restore": 0.6, "merge": 1.0, "export": 4.0, "report": 0.8, "eval": 1.5}
 """Seconds that a command takes."""
 
@@ -218,12 +219,12 @@ def kill(random: Random, material: Path, work: Path) -> Case:
     """A command is killed at some moment; the next one finds nothing broken and leaves nothing behind."""
     how = random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGTERM))
     vit, photos = material / "models" / "vit", material / "photos"
-    hybrid = shutil.copytree(material / "artifacts" / "vit", work / "hybrid")
+    hybrid, adapter = (shutil.copytree(material / "artifacts" / name, work / new) for name, new in COPIES)
     over = ("--overwrite",)
     commands = {
         ("convert", vit, "--calib", photos, *FEW, "--kernel", "latte", "--out", hybrid, *over): 4,
         ("restore", hybrid, "--out", "original", *over): 4,
-        ("merge", material / "artifacts" / "adapter", "--out", hybrid, *over): 4,
+        ("merge", adapter, "--out", hybrid, *over): 4,
         ("export", hybrid, "--out", "exported", "--resolution", 56, *over): 1,
         ("report", hybrid, "--plots", *over): 3,
         ("report", hybrid, "--out", "page.html", *over): 2,
@@ -242,12 +243,12 @@ def kill(random: Random, material: Path, work: Path) -> Case:
 
 def full(random: Random, material: Path, work: Path) -> Case:
     """The disk fills while something is written."""
-    hybrid = shutil.copytree(material / "artifacts" / "vit", work / "hybrid")
+    hybrid, adapter = (shutil.copytree(material / "artifacts" / name, work / new) for name, new in COPIES)
     convert = ("convert", material / "models" / "vit", "--calib", material / "photos", *FEW, "--kernel", "latte")
     command = random.choice((
         (*convert, "--out", "new"), (*convert, "--out", hybrid, "--overwrite"),
         ("restore", hybrid, "--out", "new"),
-        ("merge", material / "artifacts" / "adapter", "--out", "new"),
+        ("merge", adapter, "--out", "new"),
         ("export", hybrid, "--out", "new"),
         ("report", hybrid, "--plots"), ("report", hybrid, "--out", "new.html"),
         ("score", *convert[1:], "--out", "scores.html"),
