@@ -183,10 +183,12 @@ def render(ended: list[Attack], options: argparse.Namespace, seconds: float) -> 
     import torch
     import transformers
 
+    limit = f" --limit {options.limit:.0f}" if options.limit else ""
     lines = [
         "# Attacks on the command line",
         "",
-        f"`python scripts/fuzz.py --seed {options.seed} --count {options.count} --jobs {options.jobs}`: {len(ended):,} "
+        f"`python scripts/fuzz.py --seed {options.seed} --count {options.count} --jobs {options.jobs}{limit}`: "
+        f"{len(ended):,} "
         f"cases in {seconds / 60:.1f} minutes on {os.cpu_count()} cores, PyTorch {torch.__version__}, Transformers "
         f"{transformers.__version__}. A fault is an exit code that the README does not have, an end without a "
         "sentence, a traceback, more than a minute of processor time, code of the input that runs, a socket, a program "

@@ -58,9 +58,9 @@ def check_target(
     parent = check_place(out)
     with suppress(OSError):  # another run's leftovers are its own affair
         recover(out.absolute())
-    target = out.resolve()
+    target = _real(out)
     for path in (*protect, Path.cwd()):
-        if target == path.resolve() or target in path.resolve().parents:
+        if target == _real(path) or target in _real(path).parents:
             raise OutputError(f"{out} holds {path}, which would be lost. Choose another --out.")
     if out.is_symlink() or (os.path.lexists(out) and not out.is_dir()):
         raise OutputError(f"{out} is not a directory; it will not be replaced. Choose another --out.")
@@ -84,8 +84,13 @@ def check_outside(out: Path, source: Path) -> None:
     Raises:
         OutputError: It lies there.
     """
-    if (source / MANIFEST).is_file() and source.resolve() in out.resolve().parents:
+    if (source / MANIFEST).is_file() and _real(source) in _real(out).parents:
         raise OutputError(f"{out} lies in the artifact {source}, which would no longer verify. Choose another --out.")
+
+
+def _real(path: Path) -> Path:
+    """Where a path leads; a link to itself leads nowhere, at which ``Path.resolve`` of older Pythons fails."""
+    return Path(os.path.realpath(path))
 
 
 def check_place(path: Path) -> Path:

@@ -32,6 +32,7 @@ SIDECARS = (
     "NOTICE*",
     "[0-9]*_*/*",
 )
+_CLASSES, _MOST_CLASSES = ("num_labels", "num_classes"), 1_000_000
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf")
 
 
@@ -123,6 +124,9 @@ def read_config(path: Path) -> dict[str, Any]:
     )
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold a JSON object.")
+    for name in _CLASSES:  # Transformers writes a name for each, before it looks at anything else
+        if isinstance(count := content.get(name), int) and count > _MOST_CLASSES:
+            raise CheckpointError(f"{path}: '{name}' is {count:,}, and at most {_MOST_CLASSES:,} classes are read.")
     return content
 
 

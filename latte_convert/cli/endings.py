@@ -34,6 +34,8 @@ def ending(error: BaseException) -> tuple[str, int]:
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{error.strerror or first_line(error)}.", InputError.exit_code
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # Path.resolve, before Python 3.13
+        return f"{error}: a link leads back to itself. Remove it.", InputError.exit_code
     return f"internal error: {type(error).__name__}: {error}. Run again with --debug, and report it.", 1
 
 

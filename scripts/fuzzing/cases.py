@@ -136,7 +136,7 @@ def _pickle(copy: Path) -> str:
     import pickle
 
     for path in copy.glob("*.safetensors"):
-        path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     (copy / "pytorch_model.bin").write_bytes(pickle.dumps({"x": _Evil()}))
     return "pickled weights with code in them"
 

@@ -258,6 +258,6 @@ def _hook(place: Path, told: int) -> None:
 
 def _writes(arguments: tuple[object, ...]) -> bool:
     flags = arguments[2] if len(arguments) > 2 else 0
-    if not isinstance(flags, int) or flags & os.O_TMPFILE == os.O_TMPFILE:  # a file without a name leaves nothing
-        return False
+    if not isinstance(flags, int) or os.path.isdir(arguments[0]):  # type: ignore[arg-type]
+        return False  # what is written in a folder without a name leaves nothing
     return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC))

@@ -53,6 +53,23 @@ def test_the_root_is_no_place(tmp_path: Path) -> None:
         check_report_target(Path("/"), overwrite=True)
 
 
+def test_a_link_to_itself_is_no_place(artifact: Path, tmp_path: Path, latte) -> None:
+    for name in ("loop", "loop.json", "loop.html"):
+        (tmp_path / name).symlink_to(name)
+    loop = tmp_path / "loop"
+    for command in (
+        ("restore", artifact, "--out", loop),
+        ("export", artifact, "--out", loop, "--overwrite"),
+        ("convert", loop, "--calib", loop, "--out", tmp_path / "out"),
+        ("report", loop, artifact, "-o", tmp_path / "new.html"),
+        ("verify", loop),
+    ):
+        code, _, said = latte(*command)
+        assert code == 3, said
+        assert not (tmp_path / "out").exists()
+    assert loop.is_symlink()
+
+
 def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="cannot be written"):
         check_place(Path("/proc/new/hybrid"))  # its permissions say that it could be

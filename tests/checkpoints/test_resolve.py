@@ -168,3 +168,13 @@ def test_a_configuration_of_another_size_takes_neither_hours_nor_memory(library,
         CheckpointError, match=r"asks for 100,000 layers|describes a model of|does not load|cannot build"
     ):
         found.instantiate(found.original_tensors())
+
+
+@pytest.mark.parametrize("name", ["num_labels", "num_classes"])
+def test_a_configuration_of_a_billion_classes(name, sources, tmp_path):
+    folder = tmp_path / "source"
+    shutil.copytree(sources["transformers"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, name: 10**9}))
+    with pytest.raises(CheckpointError, match=f"'{name}' is 1,000,000,000, and at most 1,000,000 classes"):
+        resolve(folder)

@@ -146,7 +146,7 @@ def test_the_outcome_is_counted_and_written(tmp_path):
     assert dict(zip(fuzz.COLUMNS, counted["all"], strict=True)) == {
         **dict.fromkeys(fuzz.COLUMNS, 0), "cases": 3, "runs": 4, "exit 0": 1, "exit 3": 1, "killed": 1, "faults": 1,
     }  # fmt: skip
-    page = fuzz.render(ended, argparse.Namespace(seed=7, count=3, jobs=1), 90)
+    page = fuzz.render(ended, argparse.Namespace(seed=7, count=3, jobs=1, limit=None), 90)
     assert "`python scripts/fuzz.py --seed 7 --count 3 --jobs 1`: 3 cases in 1.5 minutes" in page
     assert "| all | 3 | 4 | 1 | 0 | 1 | 0 | 0 | 0 | 0 | 1 | 0 | 1 |" in page
 
