@@ -16,9 +16,10 @@ import copy
 import json
 import statistics
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,22 +31,33 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from latte_convert.adapters.convert import Changes
 from latte_convert.adapters.host import Host
 from latte_convert.adapters.merging import merges_of
 from latte_convert.bench.memory import peak_memory
 from latte_convert.bench.merging import Merger, mergeable
 from latte_convert.bench.timing import Timed, measure
+from latte_convert.conversion import analyse
 from latte_convert.environment import library_versions
+from latte_convert.errors import GateError
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.registry import get_kernel
+from latte_convert.progress import Stopwatch
+from latte_convert.recipe import Recipe
+from latte_convert.selection.choice import choose_plan
 from latte_convert.selection.merging import schedule
+from latte_convert.task import open_task
 
 CROP = 518
-ROUNDS = {518: 7, 1036: 3, 1554: 3, 2072: 3}
+ROUNDS = {518: 7, 1036: 5, 1554: 3, 2072: 3}
 IMAGES = {518: 8, 1036: 2, 1554: 2, 2072: 1}
+SAMPLES = {518: 8, 1036: 4, 1554: 2, 2072: 2}
+"""Mosaics that a plan is fitted to; one more is held out."""
+TARGETS = {518: (1.25, 1.5), 1036: (1.5, 1.8, 2.5), 1554: (1.8, 4.5), 2072: (6.0,)}
+"""Speed-ups that plans are asked for."""
 RATES = (0.031, 0.047, 0.062)
 """Tokens that token merging removes after each block, as a share of all."""
-LEFT = (0.65, 0.5, 0.4, 0.3)
+LEFT = (0.65, 0.5, 0.4)
 """Tokens that the last block works on, where we merge."""
 CPU = torch.device("cpu")
 
@@ -92,9 +104,9 @@ def _tile(path: Path) -> Tensor:
     return torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255
 
 
-def ways_of(model: nn.Module, tokens: int) -> Iterator[Way]:
-    """All rows; ``tokens`` is the number of patches."""
-    host = Host.of(model)
+def ways_of(model: nn.Module, photos: Sequence[Path], side: int) -> Iterator[Way]:
+    """All rows at one size."""
+    host, tokens = Host.of(model), (side // 14) ** 2
     sites = host.sites()
     blocks = list(dict.fromkeys(host.block(site.name) for site in sites))
 
@@ -106,22 +118,43 @@ def ways_of(model: nn.Module, tokens: int) -> Iterator[Way]:
 
     yield Way("original", model)
     yield Way("original, compiled", torch.compile(copy.deepcopy(model)), metered=False)
-    yield Way("original, bfloat16", copy.deepcopy(model).bfloat16(), dtype=torch.bfloat16)
+    if side == CROP:
+        yield Way("original, bfloat16", copy.deepcopy(model).bfloat16(), dtype=torch.bfloat16)
     yield Way("original, 8-bit weights", _int8(model), metered=False)
     chosen = mergeable(sites, {"vision"})
     for rate in RATES:
         yield Way(f"ToMe, r = {rate:.1%} a block", model, partial(Merger, host, chosen, round(rate * tokens)))
     yield hybrid("pooled keys, 2 x 2", kernels("near_far", window=0, halo=0, far="pooled", clusters=-(-tokens // 4)))
-    yield hybrid("monarch, all sites", kernels("monarch"))
-    yield hybrid("near_far, all sites", kernels("near_far"))
-    yield hybrid("blocks, all sites", kernels("blocks"))
+    for name in ("monarch", "near_far", "blocks"):
+        yield hybrid(f"{name}, all sites", kernels(name))
     for left in LEFT:
         yield hybrid(f"merge to {left:.0%}", merges_of(schedule(blocks, left)))
-    early = dict(list(kernels("blocks").items())[:5])
-    for left in LEFT[1:]:
-        yield hybrid(f"merge to {left:.0%}, blocks on 5 sites", {**early, **merges_of(schedule(blocks, left))})
-    yield hybrid("merge to 50%, blocks on all sites", {**kernels("blocks"), **merges_of(schedule(blocks, 0.5))})
+    for name, changes in plans(model, photos, side):
+        yield hybrid(name, changes)
     yield hybrid("merge to 65%, 8-bit weights", merges_of(schedule(blocks, 0.65)), _int8(model))
+
+
+def plans(model: nn.Module, photos: Sequence[Path], side: int) -> Iterator[tuple[str, Changes]]:
+    """What the tool makes of each target speed, on mosaics of photographs that are not compared on."""
+    others = photos[IMAGES[side] * (side // CROP) ** 2 :]
+    batches = [
+        {"pixel_values": mosaic(others, side, index * (side // CROP) ** 2)} for index in range(SAMPLES[side] + 1)
+    ]
+    recipe = Recipe(samples=len(batches), holdout=1 / len(batches), target_speedup=TARGETS[side][0])
+    task = open_task(model, batches, recipe)
+    fitted, scores = analyse(task, Stopwatch())
+    for target in TARGETS[side]:
+        name = f"latte, --target-speedup {target:g}"
+        try:
+            task = replace(task, recipe=recipe.model_copy(update={"target_speedup": target}))
+            choice = choose_plan(task, fitted, scores)
+        except GateError as error:
+            print(name, error, flush=True)
+            continue
+        left = min(choice.plan.merges.values(), default=1.0)
+        names = Counter(kernel.name for kernel in choice.kernels.values())
+        made = [f"{count} {kernel}" for kernel, count in names.items()] + ([f"merge to {left:.0%}"] if left < 1 else [])
+        yield f"{name} ({', '.join(made)})", choice.changes
 
 
 def _int8(model: nn.Module) -> nn.Module:
@@ -139,7 +172,7 @@ def compare(model: nn.Module, photos: Sequence[Path], side: int, only: str) -> l
     exact = [Way("original", model).run(image) for image in images]
     rows: list[dict[str, Any]] = []
     running: dict[str, Timed] = {}
-    for way in ways_of(model, (side // 14) ** 2):
+    for way in ways_of(model, photos, side):
         if only and only not in way.name and way.name != "original":
             continue
         row: dict[str, Any] = {"way": way.name, "px": side, "images": len(images)}

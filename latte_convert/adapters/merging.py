@@ -257,15 +257,13 @@ def merged_block(block: nn.Module, route: Route, original: Callable[..., Any]) -
         if groups is not None and groups.index.shape != tokens.shape[:2]:
             groups = None
         run = _Run(groups)
-        means = tokens
         if groups is not None:
-            means = groups.mean(tokens)
-            args, kwargs = _put(args, kwargs, place, means.clone())  # a block may write into what it gets
+            args, kwargs = _put(args, kwargs, place, groups.mean(tokens))
         with _run(run):
             output = original(block, *args, **kwargs)
         after = output[0] if isinstance(output, tuple) else output
         if groups is not None:
-            after = groups.add(tokens, after - means)
+            after = groups.add(tokens, after - groups.mean(tokens))  # anew: the block may have written into the means
         setattr(memory_of(after), _GROUPS, _after(run, after, step))
         return (after, *output[1:]) if isinstance(output, tuple) else after
 

@@ -153,12 +153,12 @@ def measure(
 
 
 def speedup(host: Host, changes: Changes, feed: Feed, *, min_tokens: int = 0, runs: int = 3) -> float:
-    """How many times faster the hybrid is, end to end: the ratio of the shortest of some runs, taken in turns."""
+    """How many times faster the hybrid is, end to end: the ratio of the shortest of some runs, taken in turns.
+
+    The first turn also warms every cache; between the turns the load of a machine changes.
+    """
     ratios = []
     for inputs in feed:
-        host.run(inputs)
-        with host.convert(changes, min_tokens=min_tokens):
-            host.run(inputs)
         original, hybrid = [], []
         for _ in range(runs):
             original.append(_milliseconds(host, inputs))
@@ -166,39 +166,6 @@ def speedup(host: Host, changes: Changes, feed: Feed, *, min_tokens: int = 0, ru
                 hybrid.append(_milliseconds(host, inputs))
         ratios.append(min(original) / min(hybrid))
     return statistics.median(ratios)
-
-
-class Speeds:
-    """How many times faster than the original some hybrids are, end to end; the original is timed once.
-
-    Attributes:
-        best: The highest speed-up so far, 1 at least.
-
-    Args:
-        host: The original; left as it was.
-        feed: One input or a few.
-        min_tokens: As in the plan.
-        runs: Timed runs; the shortest counts.
-    """
-
-    def __init__(self, host: Host, feed: Feed, *, min_tokens: int = 0, runs: int = 2) -> None:
-        self._host, self._feed, self._min_tokens, self._runs = host, feed, min_tokens, runs
-        self._seconds({})  # warms every cache
-        self._original = self._seconds({})
-        self.best = 1.0
-
-    def of(self, changes: Changes) -> float:
-        """Speed-up of one hybrid."""
-        reached = self._original / self._seconds(changes)
-        self.best = max(self.best, reached)
-        return reached
-
-    def _seconds(self, changes: Changes) -> float:
-        total = 0.0
-        for inputs in self._feed:
-            with self._host.convert(changes, min_tokens=self._min_tokens):
-                total += min(_milliseconds(self._host, inputs) for _ in range(self._runs))
-        return total
 
 
 def _mean_shape(shapes: Sequence[CallShape]) -> CallShape:

@@ -11,7 +11,6 @@ from latte_convert.calibration.fit import Fit
 from latte_convert.calibration.fitted import Fitted
 from latte_convert.data.feed import FirstOf
 from latte_convert.kernels.base import Kernel
-from latte_convert.measuring.fidelity import speedup
 from latte_convert.progress import Progress, silent
 from latte_convert.recipe import BUDGETS, Recipe
 from latte_convert.selection.budget import (
@@ -29,7 +28,7 @@ from latte_convert.selection.fast import fast_enough, merged
 from latte_convert.selection.greedy import greedy_order, path
 from latte_convert.selection.isolated import isolated_scores
 from latte_convert.selection.plan import Plan
-from latte_convert.selection.points import changes_of, drifts_of
+from latte_convert.selection.points import drifts_of, speed_of
 from latte_convert.selection.policy import count, plan
 from latte_convert.selection.scores import Score, paper_scores
 from latte_convert.task import Task
@@ -191,11 +190,10 @@ def _pick(task: Task, fitted: Fitted, points: Sequence[Point], margin: float) ->
     least = recipe.min_fidelity
     if least is not None:  # what is held out mostly loses a little more than what a plan was chosen on
         least = 1 - margin * (1 - least)
-    first = FirstOf(task.fitting, 1)
     return choose(
         points,
         measure=lambda point: drifts_of(task, fitted, [point], len(task.fitting))[0].worst.likeness,
-        speedup=lambda point: speedup(task.host, changes_of(fitted, point), first, min_tokens=recipe.min_tokens),
+        speedup=lambda point: speed_of(task, fitted, point),
         max_flops=recipe.max_flops,
         target_speedup=recipe.target_speedup,
         min_fidelity=least,

@@ -11,14 +11,13 @@ from latte_convert.calibration.pipeline import calibrate
 from latte_convert.data.feed import FirstOf
 from latte_convert.errors import GateError, RecipeError
 from latte_convert.kernels.registry import get_kernel, kernel_names
-from latte_convert.measuring.fidelity import Speeds
 from latte_convert.progress import Progress, silent
 from latte_convert.recipe import Candidate
 from latte_convert.selection.budget import Point, spaced
 from latte_convert.selection.costs import merged_share
 from latte_convert.selection.isolated import isolated_scores
 from latte_convert.selection.merging import BENDS, Clock, Mergeable, lightest, mergeable, schedule
-from latte_convert.selection.points import changes_of, drifts_of, kernels_of
+from latte_convert.selection.points import changes_of, drifts_of, kernels_of, speed_of
 from latte_convert.selection.scores import Score
 from latte_convert.task import Task
 from latte_convert.wording import some
@@ -123,10 +122,17 @@ def fast_enough(
     except GateError as error:
         refusal = str(error)
     if blocks := _blocks(task, fitted).blocks:
-        speeds = Speeds(task.host, FirstOf(task.fitting, 1), min_tokens=task.recipe.min_tokens)
+        best = 1.0
+
+        def speed(point: Point) -> float:
+            nonlocal best
+            reached = speed_of(task, fitted, point)
+            best = max(best, reached)
+            return reached
+
         for base in (Point({}, 1.0, 0.0), *_mixable(task, fitted, points, errors, blocks)):
-            fast += _with_merging(fitted, base, blocks, speeds, target)
-        refusal += f" The fastest that merges tokens, too, reaches {speeds.best:.2f}."
+            fast += _with_merging(base, blocks, speed, target)
+        refusal += f" The fastest that merges tokens, too, reaches {best:.2f}."
     if not fast:
         raise GateError(refusal)
     drifts = drifts_of(task, fitted, fast, len(task.fitting))
@@ -135,13 +141,11 @@ def fast_enough(
     return _costed(task, fitted, chosen, drifts[best].error) if chosen.merges else chosen
 
 
-def _with_merging(fitted: Fitted, base: Point, blocks: Sequence[str], speeds: Speeds, target: float) -> list[Point]:
-    """The lightest merging of each bend that makes a plan fast enough."""
-
-    def speed(shares: Mapping[str, float]) -> float:
-        return speeds.of(changes_of(fitted, replace(base, merges=shares)))
-
-    clock = Clock(blocks, speed)
+def _with_merging(base: Point, blocks: Sequence[str], speed: Callable[[Point], float], target: float) -> list[Point]:
+    """The lightest merging of each bend that makes a plan fast enough; none where its kernels make it slower."""
+    if base.kernels and speed(base) < 1:
+        return []
+    clock = Clock(blocks, lambda shares: speed(replace(base, merges=shares)))
     found = (lightest(clock, target, bend) for bend in BENDS)
     return [replace(base, merges=shares) for shares in found if shares is not None and min(shares.values()) < 1]
 
@@ -153,12 +157,13 @@ def _mixable(
     errors: Mapping[str, Sequence[float]],
     blocks: Sequence[str],
 ) -> list[Point]:
-    """Plans whose kernels all take merged tokens: some of the frontier, and the first sites."""
-    mixable = [p for p in points if p.kernels and all(k.takes_merged for k in kernels_of(fitted, p).values())]
+    """Plans whose kernels all take merged tokens: some of the frontier, or the first sites with ``TAKER``."""
+    if any(get_kernel(candidate.kernel).takes_merged for candidate in task.candidates):
+        mixable = [p for p in points if p.kernels and all(k.takes_merged for k in kernels_of(fitted, p).values())]
+        return spaced(mixable, MIXED) if mixable else []
     first: dict[str, int] = {}
-    sites = [site for site in fitted.kernels if task.host.block(site) in blocks]
-    for site in sites[: ceil(FIRST * len(sites))]:
-        for index, kernel in enumerate(fitted.kernels[site]):
-            if kernel.takes_merged and errors[site][index] < float("inf"):
-                first[site] = index
-    return [*(spaced(mixable, MIXED) if mixable else []), *([Point(first, 1.0, 0.0)] if first else [])]
+    for site, kernels in fitted.kernels.items():
+        last = len(kernels) - 1
+        if task.host.block(site) in blocks and kernels[last].takes_merged and errors[site][last] < float("inf"):
+            first[site] = last
+    return [Point(first, 1.0, 0.0)] if first else []

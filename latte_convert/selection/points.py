@@ -1,4 +1,4 @@
-"""What a plan on a frontier makes of a model, and what that does to its final outputs."""
+"""What a plan on a frontier makes of a model, what that does to its final outputs, and how fast it is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from latte_convert.adapters.merging import merges_of
 from latte_convert.calibration.fitted import Fitted
 from latte_convert.data.feed import FirstOf
 from latte_convert.kernels.base import Kernel
+from latte_convert.measuring.fidelity import speedup
 from latte_convert.selection.budget import Point
 from latte_convert.selection.trials import Drift, try_plans
 from latte_convert.task import Task
@@ -33,3 +34,9 @@ def drifts_of(task: Task, fitted: Fitted, points: Sequence[Point], samples: int)
         FirstOf(task.fitting, samples),
         min_tokens=task.recipe.min_tokens,
     )
+
+
+def speed_of(task: Task, fitted: Fitted, point: Point) -> float:
+    """How many times faster than the original a plan is on one calibration sample, end to end."""
+    first = FirstOf(task.fitting, 1)
+    return speedup(task.host, changes_of(fitted, point), first, min_tokens=task.recipe.min_tokens)

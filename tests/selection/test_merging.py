@@ -12,7 +12,6 @@ import torch
 import transformers
 
 import latte_convert
-from latte_convert.adapters.merging import Merge
 from latte_convert.artifact.manifest import read_manifest
 from latte_convert.errors import GateError, IntegrityError, RecipeError
 from latte_convert.recipe import Recipe
@@ -160,25 +159,15 @@ def test_a_model_that_cannot_be_merged(tiny_dino, photos):
         latte_convert.convert(tiny_dino, photos, recipe=Recipe(**{**MERGE, "resolution": 56}), progress=False)
 
 
-class _Counted:
+def _by_tokens(_task, _fitted, point) -> float:
     """Speed by the tokens that blocks work on, and a little by kernels: a clock that does not tick."""
-
-    best = 1.0
-
-    def __init__(self, *_args, **_settings) -> None:
-        pass
-
-    def of(self, changes) -> float:
-        shares = [change.share for change in changes.values() if isinstance(change, Merge)]
-        reached = 1 / (fmean(shares or [1.0]) - 0.02 * (len(changes) - len(shares)))
-        self.best = max(self.best, reached)
-        return reached
+    return 1 / (fmean(point.merges.values() or [1.0]) - 0.02 * len(point.kernels))
 
 
 @pytest.fixture
 def counted(monkeypatch):
-    monkeypatch.setattr(fast, "Speeds", _Counted)
-    monkeypatch.setattr("latte_convert.selection.choice.speedup", lambda *_args, **_settings: 1.0)
+    monkeypatch.setattr(fast, "speed_of", _by_tokens)
+    monkeypatch.setattr("latte_convert.selection.choice.speed_of", lambda *_: 1.0)
 
 
 def test_a_speed_is_reached_by_merging_where_kernels_do_not(counted, tiny_dino, photos):
