@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from latte_convert.adapters.convert import is_hybrid
@@ -16,9 +17,9 @@ from latte_convert.adapters.observe import observed
 from latte_convert.adapters.ready import check_ready
 from latte_convert.adapters.sites import reachable, restrict
 from latte_convert.attention import AttentionSite
-from latte_convert.checkpoints.rebuild import check_factory, is_rebuilt
+from latte_convert.checkpoints.rebuild import check_factory, is_rebuilt, rebuilt
 from latte_convert.data.decode import BadSample
-from latte_convert.data.feed import BatchFeed, Feed, FirstOf, Inputs, JoinedFeed, SampleFeed, inputs_of
+from latte_convert.data.feed import BatchFeed, Feed, FirstOf, Inputs, JoinedFeed, SampleFeed, inputs_of, run
 from latte_convert.data.ready import ready_batches
 from latte_convert.data.suitability import Suitability
 from latte_convert.errors import CheckpointError, DataError, RecipeError, UsageError, first_line, is_shortage
@@ -201,6 +202,27 @@ def _run_batch(host: Host, batch: Batch, place: int, seen: Suitability) -> None:
         raise DataError(f"batch {place}: {error}.") from error
 
 
+def _check_rebuilt(model: nn.Module, inputs: Inputs) -> None:
+    """Refuse a model that does something else than what a directory would give back: an artifact of it could not load.
+
+    Raises:
+        CheckpointError: It does.
+    """
+    again = rebuilt(model)
+    try:
+        found, other, expected = (dict(named_outputs(run(each, inputs))) for each in (model, model, again))
+    except Exception:  # some tensor of a model is neither parameter nor buffer, and has no values on meta
+        return
+    for name, tensor in found.items():
+        if name not in expected or (torch.equal(tensor, other[name]) and not torch.allclose(tensor, expected[name])):
+            raise CheckpointError(
+                f"this {type(model).__name__} does something else than what its class builds from its configuration "
+                f"and tensors ('{name}' differs): an activation, a setting, a hook or a forward was changed in memory, "
+                "which no directory keeps. Write it into the configuration, or name a function that builds this "
+                "model: model_factory."
+            )
+
+
 def _copies(groups: list[list[str]], samples: int) -> Iterator[str]:
     """A warning where samples are copies of each other."""
     copies = sum(map(len, groups))
@@ -245,6 +267,9 @@ def _open_loaded(
     model.eval()
     for place, batch in enumerate(batches, 1):
         _run_batch(host, batch, place, seen)
+    by_library = factory is None and is_rebuilt(model)
+    if by_library:
+        _check_rebuilt(model, Inputs(batches[0]))
     feed = BatchFeed(batches[:-held])
     return Task(
         host=host,
@@ -254,7 +279,7 @@ def _open_loaded(
         fitting=feed,
         holdout=BatchFeed(batches[-held:]),
         factory=factory,
-        rebuilt=factory is None and is_rebuilt(model),
+        rebuilt=by_library,
         notes=tuple(seen.warnings()),
     )
 

@@ -171,18 +171,23 @@ def main_dtype(tensors: dict[str, Tensor]) -> torch.dtype:
     return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else torch.float32
 
 
-def blueprint(model: Any) -> dict[str, Tensor] | None:
-    """What Transformers builds from a model's configuration, without values; None for a class that is not its own."""
+def blueprint(model: Any) -> nn.Module | None:
+    """What Transformers builds from a model's configuration, on meta; None for a class that is not its own."""
     import transformers
 
     kind = type(model)
     if not isinstance(model, transformers.PreTrainedModel) or getattr(transformers, kind.__name__, None) is not kind:
         return None
     with torch.device("meta"), quiet_transformers():
-        return dict(kind(copy.deepcopy(model.config)).state_dict())
+        built: nn.Module = kind(copy.deepcopy(model.config))
+    return built
 
 
 def write_model(model: Any, tensors: dict[str, Tensor], directory: Path) -> None:
     """Write a model with the library's own names of files and tensors."""
+    save = inspect.unwrap(type(model).save_pretrained)
     with quiet_transformers():
-        inspect.unwrap(type(model).save_pretrained)(model, directory, state_dict=tensors)
+        try:
+            save(model, directory, state_dict=tensors)
+        except RuntimeError:  # tensors that the caller has tied, and the class does not: each gets its own copy
+            save(model, directory, state_dict={key: tensor.clone() for key, tensor in tensors.items()})

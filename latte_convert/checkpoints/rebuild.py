@@ -51,9 +51,10 @@ def is_rebuilt(model: nn.Module) -> bool:
             f"pickled code. {_way_out(strange)}."
         )
     library = _library(model)
-    expected = library.blueprint(model) if library else None
-    if expected is None:
+    blueprint = library.blueprint(model) if library else None
+    if blueprint is None:
         return False
+    expected = blueprint.state_dict()
     if fault := difference(own_tensors(model), expected):
         extra = own_tensors(model).keys() - expected.keys()
         raise CheckpointError(
@@ -61,6 +62,19 @@ def is_rebuilt(model: nn.Module) -> bool:
             f"{fault}. {_way_out(extra)}."
         )
     return True
+
+
+def rebuilt(model: nn.Module) -> nn.Module:
+    """What its library builds of a model that ``is_rebuilt``, with the model's own tensors, in eval mode; no copies."""
+    library = _library(model)
+    assert library is not None
+    again: nn.Module = library.blueprint(model)
+    again.load_state_dict(own_tensors(model), assign=True)
+    for name, module in again.named_modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:  # of no state dict: computed when a model is built
+                module._buffers[key] = model.get_submodule(name)._buffers[key]
+    return again.eval()
 
 
 def check_factory(factory: str, model: nn.Module) -> None:

@@ -203,11 +203,11 @@ def resize_timm(identifier: str, model: nn.Module, resolution: int) -> None:
         ) from None
 
 
-def blueprint(model: nn.Module) -> dict[str, Tensor] | None:
-    """What timm builds from a model's configuration, without values; None for one that it did not make."""
+def blueprint(model: nn.Module) -> nn.Module | None:
+    """What timm builds from a model's configuration, on meta; None for one that it did not make."""
     with tempfile.TemporaryDirectory() as directory:
         try:
-            return dict(_configured(model, Path(directory))._skeleton().state_dict())
+            return _configured(model, Path(directory))._skeleton()
         except (AttributeError, KeyError, TypeError, ValueError, CheckpointError):
             return None
 

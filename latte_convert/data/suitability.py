@@ -33,7 +33,7 @@ class Suitability:
         for name, value in kwargs.items():
             if not isinstance(value, Tensor):
                 continue
-            if value.is_floating_point() and value.dim() == 4 and value.shape[1] in (1, 3) and value.shape[-1] > 1:
+            if value.dim() in (4, 5) and value.shape[-3] in (1, 3) and value.shape[-1] > 1 and "mask" not in name:
                 self._pixels.append(_pixels(value.float()))
             elif name == "input_values" and value.is_floating_point():
                 self._loudness.append(float(value.float().square().mean().sqrt()))

@@ -203,9 +203,27 @@ def with_a_head(model: Any) -> Any:
     return model
 
 
+def with_relu(model: Any) -> Any:
+    model.encoder.layer[1].intermediate.intermediate_act_fn = nn.ReLU()
+    return model
+
+
+def with_a_hook(model: Any) -> Any:
+    model.encoder.layer[0].intermediate.register_forward_hook(lambda module, args, output: 0.5 * output)
+    return model
+
+
+def with_a_setting(model: Any) -> Any:
+    model.encoder.layer[0].output.LayerNorm.eps = 0.5
+    return model
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (with_relu, "does something else than what its class builds.*last_hidden_state' differs"),
+        (with_a_hook, "a hook or a forward was changed in memory"),
+        (with_a_setting, "Write it into the configuration"),
         (with_lora, r"query\.base_layer\.bias.*3 missing|merge_and_unload"),
         (with_weight_norm, r"2 more \(.*weight\.original0.*1 missing \(.*dense\.weight\).*remove_parametrizations"),
         (with_a_head, r"2 of another shape \(pooler\.dense\.bias, pooler\.dense\.weight\)"),
@@ -224,6 +242,13 @@ def test_what_cannot_be_rebuilt_any_more_is_refused(tmp_path: Path) -> None:
         result.save(tmp_path / "hybrid")
     dense = result.model.encoder.layer[0].intermediate.dense
     nn.utils.parametrize.remove_parametrizations(dense, "weight")
+    assert equal(latte_convert.load(result.save(tmp_path / "hybrid")), result.model)
+
+
+def test_tensors_that_the_class_does_not_tie_are_saved(tmp_path: Path) -> None:
+    model = bert()
+    model.encoder.layer[1].intermediate = model.encoder.layer[0].intermediate
+    result = latte_convert.convert(model, sentences(), recipe=LATTE)
     assert equal(latte_convert.load(result.save(tmp_path / "hybrid")), result.model)
 
 

@@ -43,6 +43,12 @@ def test_other_pixels(pixels, change, message):
     assert re.search(message, found), found
 
 
+@pytest.mark.parametrize("change", [lambda x: (x * 255).byte(), lambda x: (255 * x)[:, None].expand(1, 4, -1, -1, -1)])
+def test_whole_numbers_and_videos_are_looked_at(pixels, change):
+    (found,) = warnings({"pixel_values": change(x)} for x in pixels)
+    assert "not normalised" in found
+
+
 def test_silence_and_a_foreign_language():
     assert "silent" in warnings([{"input_values": torch.zeros(1, 400)}] * 3)[0]
     assert warnings([{"input_values": torch.rand(1, 400)}] * 3) == []
