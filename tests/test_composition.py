@@ -1,0 +1,201 @@
+"""What people combine a model with, on hybrids: one row each, with what it must give."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import latte_convert
+from latte_convert.adapters.host import Host
+from latte_convert.kernels.registry import get_kernel, kernel_names
+
+PIXELS = torch.randn(3, 3, 168, 168, generator=torch.Generator().manual_seed(3))
+SETTINGS: dict[str, dict[str, Any]] = {
+    "near_far": {"kernel": "near_far", "k": 2, "options": {"window": 2, "halo": 1, "clusters": 12}},
+    "merged": {"ratio": 0.0, "merge": 0.5},
+}
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def saved(request: Any, tiny_dino: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A DINOv2 with near_far in two layers, and one that merges its tokens."""
+    recipe = latte_convert.Recipe(samples=4, resolution=168, **SETTINGS[request.param])
+    result = latte_convert.convert(tiny_dino, photos, recipe=recipe, progress=False)
+    return result.save(tmp_path_factory.mktemp("composed") / "hybrid")
+
+
+def answer(model: Any, pixels: Tensor = PIXELS) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(pixels).last_hidden_state
+    return found.float()
+
+
+def cosine(found: Tensor, expected: Tensor) -> float:
+    """Median over tokens: where two are about as alike to a third, rounding says which of them it joins."""
+    return float(nn.functional.cosine_similarity(found, expected, dim=-1).median())
+
+
+def dynamic_8_bit(model: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch points to torchao
+        made: nn.Module = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
+    assert not any(type(module) is nn.Linear for module in made.modules())
+    return made
+
+
+def weights_8_bit(model: nn.Module) -> nn.Module:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    before = model.encoder.layer[0].mlp.fc1.weight
+    quantize_(model, Int8WeightOnlyConfig())
+    assert type(model.encoder.layer[0].mlp.fc1.weight) is not type(before)
+    return model
+
+
+def autocast(model: nn.Module) -> Callable[..., Any]:
+    return torch.autocast("cpu", torch.bfloat16)(model)
+
+
+def low(dtype: torch.dtype) -> Callable[[nn.Module], Callable[..., Any]]:
+    def change(model: nn.Module) -> Callable[..., Any]:
+        model.to(dtype)
+        return lambda pixels: model(pixels.to(dtype))
+
+    return change
+
+
+def pickled(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    read: nn.Module = torch.load(file, weights_only=False)
+    return read
+
+
+def compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend="aot_eager")
+
+
+ROWS: dict[str, tuple[Callable[[Any], Any], float]] = {
+    "8-bit, dynamic": (dynamic_8_bit, 0.97),
+    "8-bit weights of torchao": (weights_8_bit, 0.99),
+    "bfloat16": (low(torch.bfloat16), 0.99),
+    "float16": (low(torch.float16), 0.999),
+    "autocast": (autocast, 0.99),
+    "compiled": (compiled, 1 - 1e-6),
+    "deepcopy": (copy.deepcopy, 1.0),
+    "pickle": (pickled, 1.0),
+    "DataParallel": (nn.DataParallel, 1.0),
+}
+"""By name: what is made of a hybrid, and the least cosine of its output with the hybrid's; at 1 both are equal."""
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_it_computes_what_the_hybrid_does(row: str, saved: Path) -> None:
+    change, least = ROWS[row]
+    model = latte_convert.load(saved)
+    expected = answer(model)
+    found = answer(change(model))
+    assert torch.equal(found, expected) if least == 1 else cosine(found, expected) > least
+
+
+def test_threads(saved: Path) -> None:
+    model = latte_convert.load(saved)
+    sizes = (168, 112, 140)
+    expected = {size: answer(model, PIXELS[..., :size, :size]) for size in sizes}
+    found: dict[int, Tensor] = {}
+
+    def work(size: int) -> None:
+        found[size] = answer(model, PIXELS[..., :size, :size])
+
+    threads = [threading.Thread(target=work, args=(size,)) for size in sizes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[size], expected[size]) for size in sizes)
+
+
+def test_gradient_checkpointing(saved: Path) -> None:
+    def gradients(checkpointing: bool) -> list[Tensor]:
+        model = latte_convert.load(saved).train()
+        if checkpointing:
+            model.activation_checkpointing_enable()
+        model(PIXELS).last_hidden_state.square().mean().backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    for again, once in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(again, once, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's own use of it
+def test_lora_is_trained_merged_saved_and_read(saved: Path, tmp_path: Path) -> None:
+    import peft
+
+    model = latte_convert.load(saved)
+    before = answer(model)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    optimiser = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=0.05)
+    for _ in range(3):
+        optimiser.zero_grad()
+        adapted(pixel_values=PIXELS).last_hidden_state.square().mean().backward()
+        optimiser.step()
+    trained = answer(adapted.eval())
+    assert not torch.allclose(trained, before, atol=1e-2)
+    merged = adapted.merge_and_unload()
+    expected = answer(merged)
+    torch.testing.assert_close(cosine(expected, trained), 1.0, rtol=0, atol=1e-5)
+    latte_convert.save(merged, tmp_path / "new")
+    assert torch.equal(answer(latte_convert.load(tmp_path / "new")), expected)
+
+
+def test_trainer_saves_the_hybrid(saved: Path, tmp_path: Path) -> None:
+    model = latte_convert.load(saved)
+    arguments = transformers.TrainingArguments(tmp_path / "run", use_cpu=True, report_to=[])
+    transformers.Trainer(model, arguments).save_model(tmp_path / "new")
+    assert torch.equal(answer(latte_convert.load(tmp_path / "new")), answer(model))
+
+
+def test_a_state_dict_in_a_file_does_not_fit_the_original(saved: Path, tiny_dino: Path, tmp_path: Path) -> None:
+    model = latte_convert.load(saved)
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt")
+    with pytest.raises(RuntimeError, match="latte"):
+        transformers.AutoModel.from_pretrained(tiny_dino).load_state_dict(state)
+    other = latte_convert.load(saved)
+    nn.init.zeros_(other.layernorm.weight)
+    other.load_state_dict(state)
+    assert torch.equal(answer(other), answer(model))
+
+
+def test_batches_of_several_workers(tiny_dino: Path) -> None:
+    def converted(workers: int) -> Tensor:
+        pixels = torch.randn(8, 3, 56, 56, generator=torch.Generator().manual_seed(0))
+        loader = DataLoader([{"pixel_values": each} for each in pixels], batch_size=2, num_workers=workers)
+        model = transformers.AutoModel.from_pretrained(tiny_dino)
+        recipe = latte_convert.Recipe(kernel="latte", k=2, samples=6)
+        return answer(latte_convert.convert(model, loader, recipe=recipe, progress=False).model)
+
+    assert torch.equal(converted(2), converted(0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", kernel_names())
+def test_every_kernel_compiles_to_one_graph(kernel: str, tiny_dino: Path) -> None:
+    model = transformers.AutoModel.from_pretrained(tiny_dino)
+    host = Host.of(model)
+    site = host.sites()[0]
+    host.convert({site.name: get_kernel(kernel)(site.heads, site.head_dim)})
+    whole = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(answer(whole), answer(model), rtol=1e-4, atol=1e-4)
