@@ -121,10 +121,13 @@ def open_task(
         raise DataError("ready batches go with a loaded model; give a folder or file of samples for a checkpoint.")
     from latte_convert.checkpoints.resolve import resolve
     from latte_convert.checkpoints.snapshot import take_snapshot
+    from latte_convert.checkpoints.weights import check_header
     from latte_convert.environment import choose_device
 
     device = choose_device(device)
     source = resolve(model, revision=revision, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    for file in source.weights:
+        check_header(file)
     snapshot = take_snapshot(source)
     opened = _open_all(source, places, recipe)
     loaded, unexpected = source.instantiate(source.original_tensors(), recipe.resolution)

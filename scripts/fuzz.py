@@ -82,7 +82,7 @@ def faults(run: Run, outcome: Outcome, attack: Attack) -> Iterator[str]:
         return
     elif outcome.code not in run.codes:
         yield f"exit code {outcome.code}: {last[:400]}"
-    elif outcome.code and 2 not in run.closed and not any(line.startswith(("latte: ", "│ ", "Usage")) for line in said):
+    elif outcome.code and 2 not in run.closed and not _is_told(outcome):
         yield f"exit code {outcome.code} without a sentence: {last[:200]}"
     if "Traceback (most recent" in outcome.stderr or "Exception ignored" in outcome.stderr:
         yield f"a traceback: {last[:200]}"
@@ -93,6 +93,12 @@ def faults(run: Run, outcome: Outcome, attack: Attack) -> Iterator[str]:
     for path, content in attack.case.keep.items():
         if not path.is_file() or path.read_bytes() != content:
             yield f"{path.relative_to(attack.place / 'work')} is not what it was"
+
+
+def _is_told(outcome: Outcome) -> bool:
+    """Whether a command says why it ends; of a bad call typer does."""
+    lines = (outcome.stderr + "\n" + outcome.stdout).splitlines()
+    return any(line.lstrip().startswith(("latte: ", "│ ", "Usage: ")) for line in lines)
 
 
 def left_behind(run: Run, outcome: Outcome, place: Path) -> Iterator[str]:
@@ -183,7 +189,7 @@ def render(ended: list[Attack], options: argparse.Namespace, seconds: float) -> 
     import torch
     import transformers
 
-    limit = f" --limit {options.limit:.0f}" if options.limit else ""
+    limit = f" --limit {options.limit:.0f}" if options.limit and len(ended) < options.count else ""
     lines = [
         "# Attacks on the command line",
         "",

@@ -111,7 +111,7 @@ def check_place(path: Path) -> Path:
         with suppress(FileNotFoundError, NotADirectoryError):
             (whole / ("x" * _LONGEST_NAME)).lstat()
         parent = next((folder for folder in whole.parents if os.path.lexists(folder)), whole)  # the root has none
-        if parent.is_file():
+        if not parent.is_dir():
             raise OutputError(f"{shown} cannot be written: {parent} is not a folder. Choose another --out.")
         for part in whole.relative_to(parent).parts:  # each, where a part before it is not there yet
             with suppress(FileNotFoundError, NotADirectoryError):

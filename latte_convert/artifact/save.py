@@ -134,7 +134,8 @@ class _Content:
 def _write(hybrid: nn.Module, record: Record, directory: Path) -> Manifest:
     """Write the source's weights if they are those in memory, else those in memory; either is proven."""
     probe = record.manifest.probe and renewed_probe(hybrid, record.manifest.probe)
-    with tempfile.TemporaryDirectory() as scratch:
+    # Within the directory in the making, which the next run removes where this one is killed.
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".") as scratch:
         for content in _contents(hybrid, record, Path(scratch)):
             manifest = _fill(directory, content, hybrid, record.manifest.model_copy(update={"probe": probe}), record)
             changed = _unlike(hybrid, directory, manifest, record)
@@ -145,7 +146,8 @@ def _write(hybrid: nn.Module, record: Record, directory: Path) -> Manifest:
             if manifest.base is not None:
                 break
             for path in directory.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                if path != Path(scratch):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
     raise CheckpointError(
         f"this {type(hybrid).__name__} cannot be saved: built again from the directory, it differs from the model in "
         f"memory ({some(changed)}). Nothing was written."

@@ -181,6 +181,23 @@ def _shards(index: Path) -> list[str]:
     return sorted(set(names.values()))
 
 
+def check_header(file: Path) -> None:
+    """Refuse a safetensors file that is not as long as it says, before a hole of many gigabytes is hashed.
+
+    Raises:
+        CheckpointError: It is not.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if file.suffix != ".safetensors":
+        return
+    try:
+        with safe_open(file, framework="numpy", backend="pread"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is damaged or is not a weight file: {error}") from None
+
+
 def read_file(file: Path) -> dict[str, Tensor]:
     """The tensors of a weight file, read into memory: a mapped file that is cut short kills whoever looks at it.
 

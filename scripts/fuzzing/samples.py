@@ -355,7 +355,7 @@ def _names(random: Random, material: Path, work: Path) -> Case:
                 "latte",
                 "--out",
                 out,
-                absent=out,
+                absent=None if out.name in ("", ".") or out == work else out,
             )
         ]
     else:

@@ -46,7 +46,7 @@ THERE: dict[str, Callable[[Path], object]] = {
 }
 """What is already where something is to be written."""
 PLACES = (
-    ".", "..", "", "/", "/proc", "/proc/self/out", "/sys/out", "/dev/null", "/dev/full/out", "{source}",
+    ".", "..", "", "/", "/proc", "/proc/self/out", "/proc/self/fd/out", "/dev/null", "/dev/full/out", "{source}",
     "{source}/out", "{source}/..", "{source}/config.json/out", "model", "samples", "samples/out", "x/" * 300,
     "a/../b/../..", "~nobody/out",
 )  # fmt: skip

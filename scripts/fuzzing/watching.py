@@ -198,6 +198,7 @@ def _child(run: Run, place: Path, pipes: tuple[int, ...]) -> int:
         del os.environ[name]
     os.environ.update(variables)
     tempfile.tempdir = None
+    tempfile.gettempdir()  # it tries some folders, which is no attack, and needs a disk that is not full
     for number, pipe in ((0, os.open(os.devnull, os.O_RDONLY)), (1, pipes[0]), (2, pipes[1])):
         os.dup2(pipe, number)
     encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
@@ -237,6 +238,8 @@ def _limit(run: Run, memory: int) -> None:
 def _hook(place: Path, told: int) -> None:
     """Tell of every socket, every program that is started, and every change outside the folder."""
     inside = (str(place.resolve()), os.devnull, "/dev/shm", "/proc/self")  # noqa: S108 (shared memory of libraries)
+    with contextlib.suppress(FileNotFoundError):
+        inside += (tempfile.gettempdir(),)  # another than ours where the environment names none that can be used
 
     def tell(event: str, detail: object) -> None:
         os.write(told, f"{event} {detail!r:.200}".replace("\n", " ").encode("utf-8", "backslashreplace") + b"\n")

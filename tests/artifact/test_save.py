@@ -85,6 +85,15 @@ def test_a_trained_hybrid_is_saved_as_trained(result, tmp_path: Path) -> None:
     assert all(torch.equal(restored[key], trained[key]) for key in trained)
 
 
+def test_nothing_is_written_outside_of_what_a_next_run_would_clean(result, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    for name in ("untouched", "trained"):
+        path = latte_convert.save(result.model, tmp_path / name)
+        assert not [file for file in path.iterdir() if file.name.startswith(".")]
+        assert latte_convert.load(path, verify=True)
+        train(result.model)
+
+
 def test_only_a_kernel_was_trained(result, tmp_path: Path) -> None:
     """The source's tensors are still those in memory, so they are written under its own keys."""
     with torch.no_grad():

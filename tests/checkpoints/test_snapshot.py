@@ -101,3 +101,11 @@ def test_weights_are_not_mapped(tmp_path):
     assert path.name not in Path("/proc/self/maps").read_text()
     os.truncate(path, 10)
     assert tensors["a"].sum() == 100_000
+
+
+def test_a_hole_of_a_hundred_gigabytes_is_not_hashed(tiny_dino, photos, tmp_path):
+    source = shutil.copytree(tiny_dino, tmp_path / "source")
+    (source / "model.safetensors").write_bytes(b"")
+    os.truncate(source / "model.safetensors", 100 * 10**9)
+    with pytest.raises(CheckpointError, match=r"model.safetensors is damaged"):
+        latte_convert.convert(source, photos, recipe=Recipe(kernel="latte", samples=4), progress=False)

@@ -130,6 +130,7 @@ def test_a_case_follows_from_the_seed_and_its_number(tmp_path):
 def test_a_change_of_what_must_stay_is_seen(monkeypatch, tmp_path):
     work = tmp_path / "case" / "work"
     work.mkdir(parents=True)
+    (work.parent / "tmp").mkdir()
     (work / "mine").write_text("precious")
     attack = fuzz.Attack(0, Case("test", "", [run("verify", ".")], keep={work / "mine": b"precious"}), work.parent)
     outcome = watching.Outcome(5, "", "latte: no.", [])
