@@ -120,7 +120,7 @@ def ways_of(model: nn.Module, photos: Sequence[Path], side: int) -> Iterator[Way
     yield Way("original, compiled", torch.compile(copy.deepcopy(model)), metered=False)
     if side == CROP:
         yield Way("original, bfloat16", copy.deepcopy(model).bfloat16(), dtype=torch.bfloat16)
-    yield Way("original, 8-bit weights", _int8(model), metered=False)
+    yield Way("original, 8-bit weights", int8(model), metered=False)
     chosen = mergeable(sites, {"vision"})
     for rate in RATES:
         yield Way(f"ToMe, r = {rate:.1%} a block", model, partial(Merger, host, chosen, round(rate * tokens)))
@@ -131,7 +131,7 @@ def ways_of(model: nn.Module, photos: Sequence[Path], side: int) -> Iterator[Way
         yield hybrid(f"merge to {left:.0%}", merges_of(schedule(blocks, left)))
     for name, changes in plans(model, photos, side):
         yield hybrid(name, changes)
-    yield hybrid("merge to 65%, 8-bit weights", merges_of(schedule(blocks, 0.65)), _int8(model))
+    yield hybrid("merge to 65%, 8-bit weights", merges_of(schedule(blocks, 0.65)), int8(model))
 
 
 def plans(model: nn.Module, photos: Sequence[Path], side: int) -> Iterator[tuple[str, Changes]]:
@@ -157,7 +157,7 @@ def plans(model: nn.Module, photos: Sequence[Path], side: int) -> Iterator[tuple
         yield f"{name} ({', '.join(made)})", choice.changes
 
 
-def _int8(model: nn.Module) -> nn.Module:
+def int8(model: nn.Module) -> nn.Module:
     """Weights of linear layers in 8 bits, activations quantised as they come."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch points to torchao for new code
@@ -166,13 +166,17 @@ def _int8(model: nn.Module) -> nn.Module:
     return quantised
 
 
-def compare(model: nn.Module, photos: Sequence[Path], side: int, only: str) -> list[dict[str, Any]]:
+Ways = Callable[[nn.Module, Sequence[Path], int], Iterator[Way]]
+"""All rows at one size, as ``ways_of``."""
+
+
+def compare(model: nn.Module, photos: Sequence[Path], side: int, only: str, ways: Ways) -> list[dict[str, Any]]:
     """All rows at one size."""
     images = [mosaic(photos, side, index * (side // CROP) ** 2) for index in range(IMAGES[side])]
     exact = [Way("original", model).run(image) for image in images]
     rows: list[dict[str, Any]] = []
     running: dict[str, Timed] = {}
-    for way in ways_of(model, photos, side):
+    for way in ways(model, photos, side):
         if only and only not in way.name and way.name != "original":
             continue
         row: dict[str, Any] = {"way": way.name, "px": side, "images": len(images)}
@@ -206,7 +210,7 @@ def _cosine(exact: Sequence[Tensor], found: Sequence[Tensor], part: slice) -> fl
     return float(torch.stack(cosines).mean())
 
 
-def render(report: dict[str, Any]) -> str:
+def render(report: dict[str, Any], title: str, script: str) -> str:
     """The table as Markdown."""
     sizes = sorted({row["px"] for row in report["rows"]})
     names = list(dict.fromkeys(row["way"] for row in report["rows"]))
@@ -222,11 +226,11 @@ def render(report: dict[str, Any]) -> str:
         return f"{middle:.2f}x ({low:.2f}-{high:.2f}), {row['cls']:.4f} / {row['patches']:.4f}{memory}"
 
     lines = [
-        "# What makes DINOv2-S faster, end to end",
+        f"# {title}",
         "",
         f"Speed-up over the original (median, least and largest of the rounds), CLS / patch cosine, peak memory of the "
         f"activations. {report['threads']} threads, float32 unless said; mosaics of photographs that nothing was "
-        "fitted to; made by `scripts/compare_speed.py`.",
+        f"fitted to; made by `scripts/{script}`.",
         "",
         "| | " + " | ".join(f"{side} px, {(side // 14) ** 2 + 1:,} tokens" for side in sizes) + " |",
         "|---|" + "---|" * len(sizes),
@@ -235,9 +239,9 @@ def render(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def main(ways: Ways, title: str, description: str | None, script: str) -> None:
     """Measure each size and write what was found after each, so that an interruption keeps the finished ones."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--photos", required=True, type=Path)
     parser.add_argument("--sizes", type=int, nargs="+", default=sorted(ROUNDS))
@@ -252,13 +256,13 @@ def main() -> None:
         earlier = json.loads(arguments.json.read_text())["rows"]
         report["rows"] = [row for row in earlier if row["px"] not in arguments.sizes]
     for side in arguments.sizes:
-        report["rows"] += compare(model, photos, side, arguments.only)
+        report["rows"] += compare(model, photos, side, arguments.only, ways)
         report["rows"].sort(key=lambda row: row["px"])
         if arguments.json:
             arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         if arguments.markdown:
-            arguments.markdown.write_text(render(report), encoding="utf-8")
+            arguments.markdown.write_text(render(report, title, script), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(ways_of, "What makes DINOv2-S faster, end to end", __doc__, "compare_speed.py")
