@@ -1,4 +1,4 @@
-"""Keep libraries off the screen while this tool has the word."""
+"""Keep the reports of libraries off the screen: ours say what matters."""
 
 from __future__ import annotations
 
