@@ -231,7 +231,7 @@ def render(report: dict[str, Any], title: str, script: str) -> str:
         "",
         f"Speed-up over the original (median, least and largest of the rounds), CLS / patch cosine, peak memory of the "
         f"activations. {report['threads']} threads, float32 unless said; mosaics of photographs that nothing was "
-        f"fitted to; made by `scripts/{script}`.",
+        f"fitted to; made by `scripts/{script}`. {report['note']}".rstrip(),
         "",
         "| | " + " | ".join(f"{side} px, {(side // 14) ** 2 + 1:,} tokens" for side in sizes) + " |",
         "|---|" + "---|" * len(sizes),
@@ -247,12 +247,15 @@ def main(ways: Ways, title: str, description: str | None, script: str) -> None:
     parser.add_argument("--photos", required=True, type=Path)
     parser.add_argument("--sizes", type=int, nargs="+", default=sorted(ROUNDS))
     parser.add_argument("--only", default="", help="rows in whose name this regular expression is found")
+    parser.add_argument("--note", default="", help="what a reader of the table must know of this run")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     photos = sorted(path for path in arguments.photos.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
     model = transformers.AutoModel.from_pretrained(arguments.model).eval()
-    report: dict[str, Any] = {"threads": torch.get_num_threads(), "versions": library_versions(), "rows": []}
+    report: dict[str, Any] = {
+        "threads": torch.get_num_threads(), "versions": library_versions(), "note": arguments.note, "rows": []
+    }  # fmt: skip
     if arguments.json and arguments.json.exists():
         earlier = json.loads(arguments.json.read_text())["rows"]
         report["rows"] = [row for row in earlier if row["px"] not in arguments.sizes]
