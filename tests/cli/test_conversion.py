@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 
 def test_convert_writes_an_artifact_and_prints_its_path(latte, tiny_dino, photos, tmp_path):
@@ -145,10 +146,10 @@ def test_bad_models(latte, tiny_dino, photos, tmp_path):
         assert not (tmp_path / "o").exists(), name
 
 
-def test_bad_data_is_found_before_the_weights_load(latte, tiny_dino, tmp_path, speech):
-    """The weights are damaged: whoever reads them first would say so."""
+def test_bad_data_is_found_before_the_weights_load(latte, tiny_dino, photos, tmp_path, speech):
+    """The weights are those of another model: whoever loads them first would say so."""
     model = shutil.copytree(tiny_dino, tmp_path / "model")
-    (model / "model.safetensors").write_bytes(b"damaged")
+    save_file({"another": torch.zeros(1)}, model / "model.safetensors")
     (tmp_path / "empty").mkdir()
     (tmp_path / "corrupt").mkdir()
     (tmp_path / "corrupt" / "a.jpg").write_bytes(b"\xff\xd8\xff not a photo")
@@ -162,6 +163,9 @@ def test_bad_data_is_found_before_the_weights_load(latte, tiny_dino, tmp_path, s
         assert (code, stdout) == (3, ""), stderr
         assert message in stderr
         assert "damaged" not in stderr
+    code, stdout, stderr = latte("convert", model, "--calib", photos, "--out", tmp_path / "o")
+    assert (code, stdout) == (3, "")
+    assert "model.safetensors" in stderr or "tensor" in stderr
 
 
 def test_skipped_files_are_named_and_counted(latte, tiny_dino, photos, tmp_path):
@@ -216,9 +220,9 @@ def test_pickle_is_read_on_request_and_weights_only(latte, tiny_dino, photos, tm
 
 
 def test_existing_output_is_refused_before_the_work(latte, tiny_dino, photos, tmp_path):
-    """The weights are damaged: whoever reads them first would say so."""
+    """The weights are those of another model: whoever loads them first would say so."""
     model = shutil.copytree(tiny_dino, tmp_path / "model")
-    (model / "model.safetensors").write_bytes(b"damaged")
+    save_file({"another": torch.zeros(1)}, model / "model.safetensors")
     (tmp_path / "o").mkdir()
     (tmp_path / "o" / "mine.txt").write_text("keep")
     code, stdout, stderr = latte("convert", model, "--calib", photos, "--out", tmp_path / "o")
