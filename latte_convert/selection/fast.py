@@ -143,9 +143,10 @@ def fast_enough(
 
 def _with_merging(base: Point, blocks: Sequence[str], speed: Callable[[Point], float], target: float) -> list[Point]:
     """The lightest merging of each bend that makes a plan fast enough; none where its kernels make it slower."""
-    if base.kernels and speed(base) < 1:
+    whole = speed(base) if base.kernels else 1.0
+    if whole < 1:
         return []
-    clock = Clock(blocks, lambda shares: speed(replace(base, merges=shares)))
+    clock = Clock(blocks, lambda shares: speed(replace(base, merges=shares)), whole)
     found = (lightest(clock, target, bend) for bend in BENDS)
     return [replace(base, merges=shares) for shares in found if shares is not None and min(shares.values()) < 1]
 
