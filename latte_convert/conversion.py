@@ -26,7 +26,6 @@ from latte_convert.report.schema import Report
 from latte_convert.report.summary import summarise
 from latte_convert.selection.budget import NOTHING_SAVED
 from latte_convert.selection.choice import MARGIN, Choice, Scores, choose_plan, score_sites
-from latte_convert.selection.fast import with_taker
 from latte_convert.selection.plan import Plan
 from latte_convert.selection.policy import count
 from latte_convert.task import Samples, Task, open_task
@@ -213,7 +212,7 @@ def analyse(task: Task, clock: Stopwatch, progress: Progress = silent) -> tuple[
         fits = calibrate(task.host, eligible, task.candidates, task.fitting, seed=task.recipe.seed, progress=progress)
         fitted = Fitted.of(task.sites, fits)
     with clock("score"):
-        return with_taker(task, fitted, score_sites(task, fitted, progress), progress)
+        return fitted, score_sites(task, fitted, progress)
 
 
 def _refit(task: Task, choice: Choice, progress: Progress) -> Choice:

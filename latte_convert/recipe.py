@@ -13,6 +13,8 @@ from latte_convert.errors import RecipeError, nearest
 from latte_convert.reading import Unreadable, parse_yaml, read_text
 from latte_convert.wording import some
 
+DEFAULT_KERNEL, FASTEST_KERNEL = "near_far", "blocks"
+"""What replaces softmax where a recipe does not say, and where it asks for a speed."""
 DEFAULT_RATIO = 0.67
 """Share of the eligible sites that is converted where a recipe sets no budget."""
 
@@ -62,10 +64,11 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
-    kernel: str = Field(
-        "near_far",
+    kernel: str | None = Field(
+        None,
         description="Operator that replaces softmax attention, such as near_far or latte; auto: the cheapest per site "
-        "that keeps the budget.",
+        "that keeps the budget. Where it is not set: near_far; with target_speedup blocks, which merged tokens "
+        "can have.",
         json_schema_extra=_KERNEL,
     )
     options: dict[str, Any] = Field(
@@ -206,10 +209,11 @@ class Recipe(BaseModel):
         return self
 
     def resolved(self) -> Recipe:
-        """The recipe that does the same with everything said: with the default ratio where nothing sets a budget."""
-        if self.min_fidelity is not None or any(getattr(self, name) is not None for name in BUDGETS):
-            return self
-        return self.model_copy(update={"ratio": DEFAULT_RATIO})
+        """The recipe that does the same with everything said: the kernel, and the ratio where nothing sets a budget."""
+        said: dict[str, Any] = {"kernel": self.kernel or (FASTEST_KERNEL if self.target_speedup else DEFAULT_KERNEL)}
+        if self.min_fidelity is None and all(getattr(self, name) is None for name in BUDGETS):
+            said["ratio"] = DEFAULT_RATIO
+        return self.model_copy(update=said)
 
     def kernels(self) -> tuple[Candidate, ...]:
         """The kernels that are fitted to every site, with all their options.
@@ -222,7 +226,9 @@ class Recipe(BaseModel):
         from latte_convert.kernels.options import options_of, resolve_options
         from latte_convert.kernels.registry import get_kernel
 
-        wanted = self.candidates or AUTO if self.kernel == "auto" else (Candidate(kernel=self.kernel),)
+        kernel = self.resolved().kernel
+        assert kernel is not None
+        wanted = self.candidates or AUTO if kernel == "auto" else (Candidate(kernel=kernel),)
         known = {each.kernel: options_of(get_kernel(each.kernel)) for each in wanted}
         anywhere = set().union(*known.values())
 
@@ -265,7 +271,7 @@ class Recipe(BaseModel):
         """
         values = _read_yaml(_place(path))
         own = values.get("options")
-        if isinstance(own, dict) and overrides.get("kernel") in (None, values.get("kernel", cls().kernel)):
+        if isinstance(own, dict) and overrides.get("kernel") in (None, values.get("kernel") or DEFAULT_KERNEL):
             overrides["options"] = {**own, **overrides.get("options", {})}
         elif "kernel" in overrides:
             values.pop("options", None)

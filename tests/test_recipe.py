@@ -30,7 +30,7 @@ def test_default_yaml_is_the_default_and_up_to_date():
     [({}, 0.67), ({"ratio": 0.5}, 0.5), ({"k": 3}, None), ({"max_flops": 0.5}, None), ({"min_fidelity": 0.9}, None)],
 )
 def test_resolved_says_the_ratio_that_is_applied(given, ratio):
-    assert Recipe(**given).resolved() == Recipe(**{**given, "ratio": ratio})
+    assert Recipe(**given).resolved() == Recipe(**{**given, "kernel": "near_far", "ratio": ratio})
 
 
 def test_every_setting_is_explained():

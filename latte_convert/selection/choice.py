@@ -124,7 +124,7 @@ def choose_plan(
     if recipe.target_speedup is None:
         point = _pick(task, fitted, eligible, margin)
     else:
-        point = fast_enough(task, fitted, eligible, errors, lambda: _pick(task, fitted, eligible, margin))
+        point = fast_enough(task, fitted, errors, costs, lambda: _pick(task, fitted, eligible, margin))
     if recipe.merge is not None and recipe.merge < 1 and not point.merges:
         point = merged(task, fitted, point)
     best = {site: point.kernels.get(site, _best(each)) for site, each in scores.items()}

@@ -1,42 +1,31 @@
-"""Plans made of measured time: kernels, merging, or both, whichever loses least at the speed that is asked for."""
+"""Plans made of measured time: kernels and merging together, whichever loses least at the speed that is asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import ceil
 
 from latte_convert.calibration.fitted import Fitted
-from latte_convert.calibration.pipeline import calibrate
 from latte_convert.data.feed import FirstOf
 from latte_convert.errors import GateError, RecipeError
 from latte_convert.kernels.registry import get_kernel, kernel_names
-from latte_convert.progress import Progress, silent
-from latte_convert.recipe import Candidate
-from latte_convert.selection.budget import Point, spaced
+from latte_convert.selection.budget import Point, SiteCost, frontier, spaced
+from latte_convert.selection.clock import Clock
 from latte_convert.selection.costs import merged_share
-from latte_convert.selection.isolated import isolated_scores
-from latte_convert.selection.merging import BENDS, Clock, Mergeable, lightest, mergeable, schedule
+from latte_convert.selection.merging import Mergeable, mergeable, schedule
 from latte_convert.selection.points import changes_of, drifts_of, kernels_of, speed_of
-from latte_convert.selection.scores import Score
 from latte_convert.task import Task
 from latte_convert.wording import some
 
 COUNTED_ON = 4
 """Calibration samples that the error of a plan that merges is measured on."""
-MIXED = 2
-"""Plans of the frontier that are tried together with merging."""
-TAKER = "blocks"
-"""The kernel of the first sites of a plan that merges, where the recipe has none that takes merged tokens."""
-FIRST = 1 / 3
-"""Share of the sites that are the first: they have most of the tokens, and later ones lose more by it."""
-
-
-def _blocks(task: Task, fitted: Fitted) -> Mergeable:
-    """The blocks that a plan may merge the tokens of."""
-    if task.recipe.merge == 1:
-        return Mergeable(reason="the recipe says merge: 1")
-    return mergeable(task.host, fitted.sites, FirstOf(task.fitting, 1))
+BENDS = (0.6, 1.0, 0.35)
+"""Schedules that are tried: 1 merges as many tokens after each block, less merges most of them after the first ones,
+which is faster where attention takes most of the time."""
+MIXED = 4
+"""Numbers of converted sites that are tried together with merging, beside none."""
+TIMED = 2
+"""Plans whose merging is set by measured time, of those that are foretold to lose least."""
 
 
 def merged(task: Task, fitted: Fitted, point: Point) -> Point:
@@ -46,21 +35,64 @@ def merged(task: Task, fitted: Fitted, point: Point) -> Point:
         RecipeError: The model has no blocks for it, or a kernel of the plan takes no merged tokens.
     """
     assert task.recipe.merge is not None
-    found = _blocks(task, fitted)
+    found = _mergeable(task, fitted)
     if not found.blocks:
         raise RecipeError(f"merge: tokens of this model cannot be merged: {found.reason}. Leave merge out.")
     if strange := next((k.name for k in kernels_of(fitted, point).values() if not k.takes_merged), None):
+        takers = [name for name in kernel_names() if get_kernel(name).takes_merged]
         raise RecipeError(
-            f"merge: kernel '{strange}' has no form for merged tokens. Set kernel to one that has ({some(_takers())}), "
+            f"merge: kernel '{strange}' has no form for merged tokens. Set kernel to one that has ({some(takers)}), "
             "or ratio to 0 to merge only."
         )
     point = replace(point, merges=schedule(found.blocks, task.recipe.merge))
     return _costed(task, fitted, point, drifts_of(task, fitted, [point], COUNTED_ON)[0].error)
 
 
-def _takers() -> list[str]:
-    """The kernels that take merged tokens."""
-    return [name for name in kernel_names() if get_kernel(name).takes_merged]
+def fast_enough(
+    task: Task,
+    fitted: Fitted,
+    errors: Mapping[str, Sequence[float]],
+    costs: Mapping[str, SiteCost],
+    alone: Callable[[], Point],
+) -> Point:
+    """The plan that loses least among those that reach ``target_speedup``: with kernels, with merging, or with both.
+
+    What each number of converted sites and each schedule would take is foretold from a few measured times, and what
+    they lose is measured on calibration samples. The best two are then set by the clock.
+
+    Args:
+        task: The task.
+        fitted: The kernels of each site.
+        errors: Error of each kernel of each site; infinite where it saves nothing.
+        costs: FLOPs of each of them.
+        alone: Picks a plan without merging that is fast enough, where it is known that tokens cannot be merged.
+
+    Raises:
+        GateError: No plan is.
+    """
+    target = task.recipe.target_speedup
+    assert target is not None
+    blocks = _mergeable(task, fitted).blocks
+    if not blocks:
+        return alone()
+    inside = {task.host.block(site): site for site in fitted.kernels}
+    clock = Clock({block: inside[block] for block in blocks}, lambda point: speed_of(task, fitted, point))
+    fast = [found for base, bend in _promising(task, fitted, clock, _bases(fitted, clock, errors, costs), target)
+            if (found := clock.lightest(base, target, bend)) is not None]  # fmt: skip
+    refusal = ""
+    if not _takes_merged(fitted):
+        try:
+            fast.append(alone())
+        except GateError as error:
+            refusal = f" Without merging: {error}"
+    if not fast:
+        raise GateError(
+            f"no plan is {target:g} times as fast as the original; the fastest that merges tokens reaches "
+            f"{clock.best:.2f}. Lower --target-speedup, or use longer inputs (--resolution).{refusal}"
+        )
+    drifts = drifts_of(task, fitted, fast, len(task.fitting))
+    best = min(range(len(fast)), key=lambda index: drifts[index].error)
+    return _costed(task, fitted, fast[best], drifts[best].error) if fast[best].merges else fast[best]
 
 
 def _costed(task: Task, fitted: Fitted, point: Point, error: float) -> Point:
@@ -69,102 +101,57 @@ def _costed(task: Task, fitted: Fitted, point: Point, error: float) -> Point:
     return replace(point, flops=share, error=error)
 
 
-def with_taker(
-    task: Task,
-    fitted: Fitted,
-    scores: Mapping[str, Sequence[Score]],
-    progress: Progress = silent,
-) -> tuple[Fitted, Mapping[str, Sequence[Score]]]:
-    """For a target speed: fits and scores of ``TAKER``, too, at the first sites, if no kernel takes merged tokens."""
-    if task.recipe.target_speedup is None or task.recipe.scorer == "paper":
-        return fitted, scores
-    blocks = _blocks(task, fitted).blocks
-    sites = [site for site in fitted.eligible if task.host.block(site.name) in blocks]
-    sites = sites[: ceil(FIRST * len(sites))]
-    if any(kernel.takes_merged for site in sites for kernel in fitted.kernels[site.name]):
-        return fitted, scores
-    feed = FirstOf(task.fitting, COUNTED_ON)
-    fits = calibrate(task.host, sites, [Candidate(kernel=TAKER)], feed, progress=progress)
-    kernels = {name: [fit.kernel for fit in each if fit.kernel is not None] for name, each in fits.items()}
-    sites = [site for site in sites if kernels[site.name]]
-    more = isolated_scores(task.host, sites, kernels, feed, min_tokens=task.recipe.min_tokens, progress=progress)
-    return (
-        replace(fitted, fits={name: (*each, *fits.get(name, ())) for name, each in fitted.fits.items()}),
-        {name: [*each, *more.get(name, ())] for name, each in scores.items()},
-    )
+def _mergeable(task: Task, fitted: Fitted) -> Mergeable:
+    """The blocks that a plan may merge the tokens of."""
+    if task.recipe.merge == 1:
+        return Mergeable(reason="the recipe says merge: 1")
+    return mergeable(task.host, fitted.sites, FirstOf(task.fitting, 1))
 
 
-def fast_enough(
-    task: Task,
-    fitted: Fitted,
-    points: Sequence[Point],
-    errors: Mapping[str, Sequence[float]],
-    alone: Callable[[], Point],
-) -> Point:
-    """The plan that loses least among those that reach ``target_speedup``: with kernels, with merging, or with both.
-
-    Every one is timed; of those that are fast enough the final outputs on calibration samples decide.
-
-    Args:
-        task: The task.
-        fitted: The kernels of each site.
-        points: Plans without merging, from the most faithful to the cheapest.
-        errors: Error of each kernel of each site; infinite where it saves nothing.
-        alone: Picks one of the points that is fast enough.
-
-    Raises:
-        GateError: No plan is.
-    """
-    target, refusal, fast = task.recipe.target_speedup, "", []
-    assert target is not None
-    try:
-        fast.append(alone())
-    except GateError as error:
-        refusal = str(error)
-    if blocks := _blocks(task, fitted).blocks:
-        best = 1.0
-
-        def speed(point: Point) -> float:
-            nonlocal best
-            reached = speed_of(task, fitted, point)
-            best = max(best, reached)
-            return reached
-
-        for base in (Point({}, 1.0, 0.0), *_mixable(task, fitted, points, errors, blocks)):
-            fast += _with_merging(base, blocks, speed, target)
-        refusal += f" The fastest that merges tokens, too, reaches {best:.2f}."
-    if not fast:
-        raise GateError(refusal)
-    drifts = drifts_of(task, fitted, fast, len(task.fitting))
-    best = min(range(len(fast)), key=lambda index: drifts[index].error)
-    chosen = fast[best]
-    return _costed(task, fitted, chosen, drifts[best].error) if chosen.merges else chosen
+def _takes_merged(fitted: Fitted) -> bool:
+    """Whether every kernel has a form for merged tokens."""
+    return all(kernel.takes_merged for kernels in fitted.kernels.values() for kernel in kernels)
 
 
-def _with_merging(base: Point, blocks: Sequence[str], speed: Callable[[Point], float], target: float) -> list[Point]:
-    """The lightest merging of each bend that makes a plan fast enough; none where its kernels make it slower."""
-    whole = speed(base) if base.kernels else 1.0
-    if whole < 1:
-        return []
-    clock = Clock(blocks, lambda shares: speed(replace(base, merges=shares)), whole)
-    found = (lightest(clock, target, bend) for bend in BENDS)
-    return [replace(base, merges=shares) for shares in found if shares is not None and min(shares.values()) < 1]
-
-
-def _mixable(
-    task: Task,
-    fitted: Fitted,
-    points: Sequence[Point],
-    errors: Mapping[str, Sequence[float]],
-    blocks: Sequence[str],
+def _bases(
+    fitted: Fitted, clock: Clock, errors: Mapping[str, Sequence[float]], costs: Mapping[str, SiteCost]
 ) -> list[Point]:
-    """Plans whose kernels all take merged tokens: some of the frontier, or the first sites with ``TAKER``."""
-    if any(get_kernel(candidate.kernel).takes_merged for candidate in task.candidates):
-        mixable = [p for p in points if p.kernels and all(k.takes_merged for k in kernels_of(fitted, p).values())]
-        return spaced(mixable, MIXED) if mixable else []
-    first: dict[str, int] = {}
-    for site, kernels in fitted.kernels.items():
-        last = len(kernels) - 1
-        if task.host.block(site) in blocks and kernels[last].takes_merged and errors[site][last] < float("inf"):
-            first[site] = last
-    return [Point(first, 1.0, 0.0)] if first else []
+    """Kernels that go with merging: none, and those of some of the sites where they save much and lose little."""
+    none = Point({}, 1.0, 0.0)
+    if not _takes_merged(fitted):
+        return [none]
+    shares = dict(zip(clock.blocks.values(), schedule(list(clock.blocks), 0.5, BENDS[0]).values(), strict=True))
+    weighed = {
+        site: replace(
+            cost,
+            exact=round(cost.exact * shares.get(site, 1.0) ** 2),
+            kernels=tuple(round(each * shares.get(site, 1.0)) for each in cost.kernels),
+        )
+        for site, cost in costs.items()
+    }
+    points = [point for point in frontier(errors, weighed) if point.kernels]
+    return [none, *(spaced(points, MIXED) if points else [])]
+
+
+def _promising(
+    task: Task, fitted: Fitted, clock: Clock, bases: Sequence[Point], target: float
+) -> list[tuple[Point, float]]:
+    """Kernels and bends of the schedules that are foretold to lose least at the speed, the best first.
+
+    Every number of sites is tried with one bend, and every bend with the best number of them.
+    """
+    if len(bases) > 1:
+        clock.time(bases[len(bases) // 2])
+    errors: dict[tuple[int, float], float] = {}
+
+    def look(pairs: Sequence[tuple[int, float]]) -> None:
+        plans = {pair: clock.lighter(bases[pair[0]], 1 / target, pair[1]) for pair in pairs}
+        known = {pair: plan for pair, plan in plans.items() if plan is not None}
+        drifts = drifts_of(task, fitted, list(known.values()), COUNTED_ON)
+        errors.update({pair: drift.error for pair, drift in zip(known, drifts, strict=True)})
+
+    look([(number, BENDS[0]) for number in range(len(bases))])
+    best = min(errors, key=errors.__getitem__, default=(len(bases) - 1, BENDS[0]))[0]
+    look([(best, bend) for bend in BENDS[1:]])
+    ranked = sorted(errors, key=errors.__getitem__)[:TIMED]
+    return [(bases[number], bend) for number, bend in ranked]
