@@ -67,8 +67,7 @@ class Recipe(BaseModel):
     kernel: str | None = Field(
         None,
         description="Operator that replaces softmax attention, such as near_far or latte; auto: the cheapest per site "
-        "that keeps the budget. Where it is not set: near_far; with target_speedup blocks, which merged tokens "
-        "can have.",
+        "that keeps the budget. Where it is not set: near_far, or blocks with target_speedup.",
         json_schema_extra=_KERNEL,
     )
     options: dict[str, Any] = Field(

@@ -20,6 +20,8 @@ import latte_convert
 from latte_convert.adapters.host import Host
 from latte_convert.kernels.registry import get_kernel, kernel_names
 
+pytestmark = pytest.mark.slow
+
 PIXELS = torch.randn(3, 3, 168, 168, generator=torch.Generator().manual_seed(3))
 SETTINGS: dict[str, dict[str, Any]] = {
     "near_far": {"kernel": "near_far", "k": 2, "options": {"window": 2, "halo": 1, "clusters": 12}},
@@ -231,7 +233,6 @@ def test_batches_of_several_workers(tiny_dino: Path) -> None:
     assert torch.equal(converted(2), converted(0))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kernel", kernel_names())
 def test_every_kernel_compiles_to_one_graph(kernel: str, tiny_dino: Path) -> None:
     model = transformers.AutoModel.from_pretrained(tiny_dino)

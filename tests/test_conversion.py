@@ -24,6 +24,8 @@ from latte_convert.errors import CheckpointError, DataError, GateError, RecipeEr
 from latte_convert.measuring import fidelity
 from latte_convert.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def converted(tiny_dino: Path, photos: Path):

@@ -16,6 +16,8 @@ from latte_convert.errors import IntegrityError, UsageError
 from latte_convert.evaluation import tasks
 from latte_convert.kernels import register_kernel, registry
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 

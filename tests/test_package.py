@@ -15,6 +15,8 @@ import latte_convert
 from latte_convert.compat import require
 from latte_convert.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:

@@ -12,6 +12,8 @@ import latte_convert
 from latte_convert.errors import CheckpointError, DataError, RecipeError
 from latte_convert.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(photos, sentences):

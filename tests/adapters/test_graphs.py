@@ -15,6 +15,7 @@ from latte_convert.adapters.host import Host
 from latte_convert.kernels import get_kernel, kernel_names
 
 pytestmark = [
+    pytest.mark.slow,
     # The library's own checks of shapes, and what PyTorch says of torch.jit itself.
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

@@ -12,6 +12,8 @@ import latte_convert
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 
 def different(batch: dict[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
     """Another sample: numbers moved a little, tokens turned; masks stay."""

@@ -18,6 +18,8 @@ from latte_convert.data.feed import Inputs
 from latte_convert.measuring.outputs import final_outputs
 from latte_convert.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 CROSS = "decoder.layers.1.encoder_attn"
 
 

@@ -13,6 +13,8 @@ import latte_convert
 from latte_convert.adapters.ready import check_ready
 from latte_convert.errors import CheckpointError
 
+pytestmark = pytest.mark.slow
+
 
 def tiny(**settings):
     config = transformers.ViTConfig(

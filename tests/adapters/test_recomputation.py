@@ -23,6 +23,8 @@ from latte_convert.adapters.host import Host
 from latte_convert.errors import CheckpointError
 from latte_convert.kernels.near_far.kernel import NearFarKernel
 
+pytestmark = pytest.mark.slow
+
 WIDE, TALL, SMALL = (8, 12), (12, 8), (6, 10)  # in patches
 
 

@@ -14,6 +14,8 @@ import latte_convert
 from latte_convert.adapters.host import Host
 from latte_convert.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 PHOTOS = Path(__file__).parents[1] / "data" / "photos"
 
 

@@ -15,6 +15,8 @@ from latte_convert.errors import CheckpointError, IntegrityError, UsageError
 from latte_convert.recipe import Recipe
 from latte_convert.report.merge import merge
 
+pytestmark = pytest.mark.slow
+
 PIXELS = torch.randn(2, 3, 56, 56, generator=torch.Generator().manual_seed(3))
 
 

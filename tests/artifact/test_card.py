@@ -14,6 +14,8 @@ from latte_convert.artifact.card import card_text
 from latte_convert.artifact.manifest import read_manifest
 from latte_convert.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 BASE = """---
 license: apache-2.0
 pipeline_tag: image-feature-extraction

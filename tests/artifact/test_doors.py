@@ -15,6 +15,8 @@ import latte_convert
 from latte_convert.errors import CheckpointError
 from latte_convert.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 PIXELS = torch.randn(2, 3, 56, 56, generator=torch.Generator().manual_seed(3))
 
 

@@ -16,6 +16,8 @@ import latte_convert
 from latte_convert.artifact.results import sha256_file
 from latte_convert.checkpoints.mark import METHOD
 
+pytestmark = pytest.mark.slow
+
 ALONE = """
 import sys
 import torch, transformers

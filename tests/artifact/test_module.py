@@ -17,6 +17,8 @@ from latte_convert.artifact.manifest import read_manifest
 from latte_convert.errors import CheckpointError, IntegrityError, UsageError
 from latte_convert.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 SOURCE = '''
 import torch
 from torch import nn

@@ -16,6 +16,8 @@ from latte_convert.errors import CheckpointError, DataError, OutputError
 from latte_convert.evaluation.evaluate import evaluate
 from latte_convert.report.write import check_report_target
 
+pytestmark = pytest.mark.slow
+
 ODD = os.fsdecode(b"caf\xe9")
 
 

@@ -21,6 +21,8 @@ from latte_convert.artifact.manifest import read_manifest
 from latte_convert.errors import CheckpointError, OutputError
 from latte_convert.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 LATTE = Recipe(kernel="latte", samples=4)
 PIXELS = torch.randn(2, 3, 56, 56, generator=torch.Generator().manual_seed(3))
 

@@ -27,6 +27,8 @@ from latte_convert.kernels.near_far.kernel import NearFarKernel
 from latte_convert.measuring.outputs import named_outputs
 from latte_convert.progress import silent
 
+pytestmark = pytest.mark.slow
+
 MODELS = Path(__file__).resolve().parents[1] / "models"
 
 

@@ -22,6 +22,8 @@ from latte_convert.data.samples import Sample
 from latte_convert.errors import CheckpointError, DataError, IntegrityError, RecipeError
 from latte_convert.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 RECIPE = Recipe(kernel="latte", samples=6, ratio=0.5)
 
 

@@ -16,6 +16,8 @@ from latte_convert.checkpoints.resolve import resolve
 from latte_convert.errors import CheckpointError
 from latte_convert.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 PROCESSOR = "preprocessor_config.json"
 CODE = """
 import pathlib

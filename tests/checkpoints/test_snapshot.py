@@ -16,6 +16,8 @@ from latte_convert.checkpoints.weights import read_file
 from latte_convert.errors import CheckpointError
 from latte_convert.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def source(tiny_dino: Path, tmp_path: Path) -> Path:

@@ -7,6 +7,8 @@ import shutil
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def test_inspect_verify_restore(latte, artifact, tmp_path):
     code, stdout, _ = latte("inspect", artifact)

@@ -14,6 +14,8 @@ from latte_convert.artifact.verify import verify
 from latte_convert.bench import run as bench_run
 from latte_convert.bench.result import BenchReport, Crossover
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(tiny_dino: Path, photos: Path, tmp_path_factory) -> Path:

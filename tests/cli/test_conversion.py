@@ -14,6 +14,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+pytestmark = pytest.mark.slow
+
 
 def test_convert_writes_an_artifact_and_prints_its_path(latte, tiny_dino, photos, tmp_path):
     out = tmp_path / "hybrid"
@@ -231,7 +233,6 @@ def test_existing_output_is_refused_before_the_work(latte, tiny_dino, photos, tm
     assert (tmp_path / "o" / "mine.txt").read_text() == "keep"
 
 
-@pytest.mark.slow
 def test_offline_opens_no_socket(tiny_dino, photos, tmp_path):
     """The whole conversion with sockets removed from Python."""
     code = (

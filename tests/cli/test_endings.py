@@ -16,6 +16,8 @@ import torch
 
 from latte_convert.errors import CheckpointError, IntegrityError
 
+pytestmark = pytest.mark.slow
+
 
 def raise_error(error: BaseException):
     raise error

@@ -13,6 +13,8 @@ import latte_convert
 from latte_convert.artifact.manifest import read_manifest
 from latte_convert.evaluation.result import EvalReport
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def textures(tmp_path_factory) -> Path:

@@ -37,7 +37,7 @@ def test_every_setting_is_an_option_with_its_description(help_text: str) -> None
         "timm:NAME, open_clip:ARCH/TAG",
         "--strict --no-strict",
         "<paper|isolated|greedy>",
-        "[default: (near_far)]",
+        "[default: (isolated)]",
         "--include PATTERN",
         "--option KEY=VALUE",
         "Which sites are converted",

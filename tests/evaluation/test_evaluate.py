@@ -14,6 +14,8 @@ from latte_convert.errors import CheckpointError, DataError, GateError, InputErr
 from latte_convert.evaluation.evaluate import evaluate
 from latte_convert.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def exact_artifact(tiny_dino, subjects, tmp_path_factory):

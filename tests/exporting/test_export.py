@@ -11,6 +11,8 @@ import torch
 
 import latte_convert
 
+pytestmark = pytest.mark.slow
+
 _STRANGER = """
 import sys
 import numpy as np
@@ -42,7 +44,6 @@ def _as_a_stranger(program: str, file: Path, pixels: torch.Tensor, folder: Path)
     return dict(np.load(folder / "out.npz"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "file", "program"), [("onnx", "model.onnx", _STRANGER), ("torchscript", "model.pt", _STRANGER_WITH_TORCH)]
 )

@@ -85,6 +85,7 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
 # --- parity with the definition ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_and_gradients_equal_the_reference(case: tuple[Any, ...], masked: bool) -> None:
@@ -132,6 +133,7 @@ def test_keys_and_queries_are_divided_as_the_reference_does(case: tuple[Any, ...
     assert torch.equal(together[seen], expected[seen])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("masked", [False, True])
 def test_every_dtype_with_and_without_gradients(dtype: torch.dtype, masked: bool) -> None:

@@ -22,6 +22,8 @@ from comparison.rendering import CLS, PATCHES, bars, markdown, plot  # noqa: E40
 
 from latte_convert.kernels.registry import get_kernel, kernel_names  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 LATTE, OURS = compare_kernels.QUICK
 
 

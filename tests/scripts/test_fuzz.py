@@ -20,6 +20,8 @@ from fuzzing import watching  # noqa: E402
 from fuzzing.cases import Case, run  # noqa: E402
 from fuzzing.watching import Run  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def socket() -> None:
     import socket
@@ -152,7 +154,6 @@ def test_the_outcome_is_counted_and_written(tmp_path):
     assert "| all | 3 | 4 | 1 | 0 | 1 | 0 | 0 | 0 | 0 | 1 | 0 | 1 |" in page
 
 
-@pytest.mark.slow
 def test_a_slice_of_the_attacks():
     command = [sys.executable, str(ROOT / "scripts" / "fuzz.py"), "--count", "60", "--seed", "7", "--limit", "20"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)

@@ -20,6 +20,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import scenes  # noqa: E402
 import train_tiny_clip as tiny  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 FOLDER = ROOT / "tests" / "models" / "tiny-clip"
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
@@ -180,7 +182,6 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "HELD_OUT", 4)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_training_is_deterministic_and_replaces_the_directory(tmp_path: Path) -> None:
     for name, steps in (("a", 1), ("a", 2), ("b", 2)):
@@ -191,7 +192,6 @@ def test_training_is_deterministic_and_replaces_the_directory(tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_a_failed_save_leaves_the_old_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "model"

@@ -24,6 +24,8 @@ import measure_tiny  # noqa: E402
 import train_tiny_detr  # noqa: E402
 from scenes import write_scenes  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 DETR, CLIP = ROOT / "tests" / "models" / "tiny-detr", ROOT / "tests" / "models" / "tiny-clip"
 SMALL = {"window": 2, "halo": 1, "clusters": 4}
 """near_far that is not exact on the 12 x 12 tokens of the detector's encoder."""

@@ -15,6 +15,8 @@ from latte_convert.selection.greedy import greedy_order, path
 from latte_convert.selection.isolated import isolated_scores
 from latte_convert.selection.trials import try_plan
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def setting(tiny_dino):

@@ -25,6 +25,8 @@ import train_tiny_clip  # noqa: E402
 import train_tiny_detr  # noqa: E402
 from scenes import render  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 class Feed(BatchFeed):
     """Batches for a method of a model."""

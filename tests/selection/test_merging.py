@@ -18,6 +18,8 @@ from latte_convert.recipe import Recipe
 from latte_convert.selection import fast
 from latte_convert.selection.merging import schedule
 
+pytestmark = pytest.mark.slow
+
 BLOCKS = tuple(f"encoder.layer.{index}" for index in range(6))
 MERGE = {"kernel": "latte", "ratio": 0, "merge": 0.5, "samples": 6, "resolution": 112}
 

@@ -18,6 +18,8 @@ from latte_convert.evaluation.evaluate import evaluate
 from latte_convert.evaluation.tasks.classification import ClassificationTask
 from latte_convert.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 RECIPE = Recipe(kernel="latte", samples=4, k=1)
 NAMES = ["coffee", "hat", "Rocket", "cat", "long_sleeve, long sleeve top", "pants", "skirt"]
 

@@ -12,6 +12,8 @@ import latte_convert
 from latte_convert.errors import DataError, InputError
 from latte_convert.evaluation.evaluate import evaluate
 
+pytestmark = pytest.mark.slow
+
 COLOURS = ("red", "orange", "yellow", "green", "cyan", "blue", "magenta", "white")
 
 

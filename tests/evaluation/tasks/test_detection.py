@@ -20,6 +20,8 @@ from latte_convert.evaluation.tasks.base import Setting
 from latte_convert.evaluation.tasks.detection import DetectionTask
 from latte_convert.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("pycocotools", reason="pycocotools is not installed: pip install 'latte-convert[eval]'")
 
 SCENES = 40

@@ -18,6 +18,8 @@ from latte_convert.evaluation.tasks.base import Setting
 from latte_convert.evaluation.tasks.retrieval import RetrievalTask
 from latte_convert.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 
 @torch.no_grad()
 def brute_force(model, folder, scenes) -> dict[str, float]:

@@ -13,6 +13,8 @@ from latte_convert.errors import DataError, InputError
 from latte_convert.evaluation.evaluate import evaluate
 from latte_convert.evaluation.tasks.zero_shot import read_templates
 
+pytestmark = pytest.mark.slow
+
 TEMPLATES = ("two digits , a {} at the top left", "a {} at the bottom right")
 
 
