@@ -96,6 +96,7 @@ def convert(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     model_factory: str | None = None,
+    work: str | Path | None = None,
     progress: Progress | bool = True,
 ) -> Result:
     """Convert a model into a hybrid, without training.
@@ -112,6 +113,8 @@ def convert(
         trust_remote_code: Run Python code that comes with a checkpoint.
         model_factory: ``package.module:function``, which builds a loaded model that no library builds from a
             configuration; ``load`` can call it. Without it, ``load`` wants such a model from its caller.
+        work: Directory that keeps each finished fit, score and trial of a checkpoint. A run that was ended is taken up
+            where it was; what belongs to another checkpoint, to other samples or settings is never used.
         progress: True shows bars; False shows nothing; a function is told of every stage and step.
 
     Returns:
@@ -123,6 +126,7 @@ def convert(
         RecipeError: The recipe does not fit the model.
         GateError: No plan meets the budget, or the held-out fidelity is below ``min_fidelity``; the model is left as
             it was.
+        OutputError: Work cannot be kept where it should be.
     """
     clock, progress = Stopwatch(), progress_of(progress)
     with clock("load"):
@@ -135,6 +139,7 @@ def convert(
             allow_pickle=allow_pickle,
             trust_remote_code=trust_remote_code,
             model_factory=model_factory,
+            work=work,
         )
     fitted, scores = analyse(task, clock, progress)
     for margin in MARGINS if count(fitted.sites, task.recipe) is None else MARGINS[:1]:
@@ -148,7 +153,13 @@ def convert(
         changes, min_tokens = choice.changes, choice.plan.min_tokens
         with clock("measure"):
             fidelity = measure(
-                task.host, fitted.eligible, changes, task.holdout, min_tokens=min_tokens, progress=progress
+                task.host,
+                fitted.eligible,
+                changes,
+                task.holdout,
+                min_tokens=min_tokens,
+                work=task.work,
+                progress=progress,
             )
         if _kept(task, fidelity):
             break
@@ -171,6 +182,7 @@ def score(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     stripes: bool = False,
+    work: str | Path | None = None,
     progress: Progress | bool = True,
 ) -> Report:
     """Measure how sensitive each attention site is; the model is left as it was.
@@ -190,6 +202,7 @@ def score(
             revision=revision,
             allow_pickle=allow_pickle,
             trust_remote_code=trust_remote_code,
+            work=work,
         )
     fitted, scores = analyse(task, clock, progress)
     with clock("select"):
@@ -209,7 +222,15 @@ def analyse(task: Task, clock: Stopwatch, progress: Progress = silent) -> tuple[
     """
     eligible = [site for site in task.sites if site.eligible]
     with clock("calibrate"):
-        fits = calibrate(task.host, eligible, task.candidates, task.fitting, seed=task.recipe.seed, progress=progress)
+        fits = calibrate(
+            task.host,
+            eligible,
+            task.candidates,
+            task.fitting,
+            seed=task.recipe.seed,
+            work=task.work,
+            progress=progress,
+        )
         fitted = Fitted.of(task.sites, fits)
     with clock("score"):
         return fitted, score_sites(task, fitted, progress)
@@ -225,6 +246,7 @@ def _refit(task: Task, choice: Choice, progress: Progress) -> Choice:
         {name: Candidate(kernel=kernel.name, options=kernel.options) for name, kernel in choice.kernels.items()},
         task.fitting,
         seed=task.recipe.seed,
+        work=task.work,
         progress=progress,
     )
     broken = [name for name, fit in refits.items() if fit.kernel is None]

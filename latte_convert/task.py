@@ -28,6 +28,7 @@ from latte_convert.kernels.registry import get_kernel
 from latte_convert.measuring.outputs import final_outputs, named_outputs
 from latte_convert.recipe import Candidate, Recipe
 from latte_convert.wording import some
+from latte_convert.work import Store, Work, digest
 
 if TYPE_CHECKING:
     from latte_convert.checkpoints.base import Checkpoint
@@ -57,6 +58,7 @@ class Task:
         snapshot: SHA-256 of every file of the checkpoint when it was opened.
         factory: Import path of a function that builds the model, where the caller named one.
         rebuilt: Whether the model's library builds it from a checkpoint or from the model's own configuration.
+        work: Does the pieces of every stage, and keeps them where a directory was given.
     """
 
     host: Host
@@ -73,6 +75,7 @@ class Task:
     snapshot: Mapping[str, str] = field(default_factory=dict)
     factory: str | None = None
     rebuilt: bool = True
+    work: Work = field(default_factory=Work)
 
     @property
     def weights_sha256(self) -> dict[str, str]:
@@ -103,6 +106,7 @@ def open_task(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     model_factory: str | None = None,
+    work: str | Path | None = None,
 ) -> Task:
     """Check everything that can be checked, samples first and weights last; ``convert`` explains the arguments.
 
@@ -114,6 +118,8 @@ def open_task(
     kernels = recipe.kernels()
     places = _sample_places(calib)
     if isinstance(model, nn.Module):
+        if work is not None:
+            raise UsageError("work is kept for a checkpoint, which its files tell from others: give its directory.")
         return _open_loaded(model, calib, recipe, kernels, model_factory)
     if model_factory is not None:
         raise UsageError("model_factory is for a loaded model; a checkpoint's own library builds it. Leave it out.")
@@ -122,9 +128,11 @@ def open_task(
     from latte_convert.checkpoints.resolve import resolve
     from latte_convert.checkpoints.snapshot import take_snapshot
     from latte_convert.checkpoints.weights import check_header
-    from latte_convert.environment import choose_device
+    from latte_convert.data.samples import fingerprint
+    from latte_convert.environment import choose_device, library_versions, tool_version
 
     device = choose_device(device)
+    store = Store(work) if work is not None else None
     source = resolve(model, revision=revision, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     for file in source.weights:
         check_header(file)
@@ -146,6 +154,15 @@ def open_task(
         notes += [*seen.warnings(), *_copies(samples.copies, len(samples))]
     reached = reachable(host.sites(), [processor.towers(host.model) for _, processor in opened])
     feed = JoinedFeed(fitting)
+    about = {
+        "checkpoint": {"class": source.model_class, "config": source.config, "files": snapshot},
+        "resolution": recipe.resolution,
+        "libraries": {"latte_convert": tool_version(), **library_versions()},
+        "device": device.partition(":")[0],
+    }
+    if store is not None:
+        settings = recipe.resolved().model_dump(mode="json")
+        store.begin({"checkpoint": digest(about), "samples": fingerprint(used), **settings})
     return Task(
         host=host,
         recipe=recipe,
@@ -159,6 +176,7 @@ def open_task(
         processors=tuple(processor for _, processor in opened),
         unexpected_keys=tuple(unexpected),
         snapshot=snapshot,
+        work=Work(store, about),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -144,6 +145,11 @@ def is_hybrid(model: nn.Module) -> bool:
 
 Changes = Mapping[str, "Kernel | Merge"]
 """What becomes of modules, by name: the kernel of a site, and how many tokens a block works on."""
+
+
+def identity(changes: Changes) -> dict[str, Any]:
+    """All that what they do depends on, besides the model."""
+    return {name: change.identity() if isinstance(change, Kernel) else change.share for name, change in changes.items()}
 
 
 def apply(model: nn.Module, adapter: Adapter, changes: Changes, *, min_tokens: int = 0) -> Applied:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,13 +41,27 @@ class SiteFit:
 
     def __init__(self, site: AttentionSite, candidate: Candidate, projection: nn.Module | None, seed: int = 0) -> None:
         self.site = site
-        options = {**site.widths, **candidate.options}  # those of a kernel that is fitted again have its widths, too
-        self.kernel = get_kernel(candidate.kernel)(site.heads, site.head_dim, **options)
+        self.kernel = _unfitted(site, candidate)
         self.failure = self.kernel.obstacle(causal=site.causal, cross=site.kind == "cross")
         weight: Any = None if projection is None else projection.weight
         self.stages = self.kernel.fit_stages(None if weight is None else weight.detach().float(), seed)
         self.passes = sum(stage.passes for stage in self.stages)
         self._left = [stage for stage in self.stages for _ in range(stage.passes)]
+
+    @classmethod
+    def read(cls, site: AttentionSite, candidate: Candidate, record: Mapping[str, Any]) -> Fit:
+        """The fit that a record is of."""
+        if record["state"] is None:
+            return Fit(None, reason=record["reason"])
+        kernel = _unfitted(site, candidate)
+        kernel.load_state_dict(record["state"])
+        return Fit(kernel, error=record["error"])
+
+    def record(self) -> dict[str, Any]:
+        """The fit as data, after the last pass: tensors of its kernel, error, or the reason why there is none."""
+        fit = self.result()
+        state = None if fit.kernel is None else dict(fit.kernel.state_dict())
+        return {"state": state, "error": fit.error, "reason": fit.reason}
 
     def observe(self, call: AttentionCall, target: Tensor) -> None:
         """Add one sample.
@@ -75,3 +90,9 @@ class SiteFit:
         if self.failure is not None:
             return Fit(None, reason=self.failure)
         return Fit(self.kernel, error=self.stages[-1].error)
+
+
+def _unfitted(site: AttentionSite, candidate: Candidate) -> Kernel:
+    """A kernel as it is before its fit."""
+    options = {**site.widths, **candidate.options}  # those of a kernel that is fitted again have its widths, too
+    return get_kernel(candidate.kernel)(site.heads, site.head_dim, **options)

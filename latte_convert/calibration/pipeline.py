@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -12,8 +14,10 @@ from latte_convert.attention import AttentionSite, Handler, SiteCall
 from latte_convert.calibration.fit import Fit, SiteFit
 from latte_convert.data.feed import Feed
 from latte_convert.kernels.base import Kernel
+from latte_convert.kernels.registry import get_kernel
 from latte_convert.progress import Progress, silent
 from latte_convert.recipe import Candidate
+from latte_convert.work import Work
 
 
 class _Stop(Exception):
@@ -21,9 +25,13 @@ class _Stop(Exception):
 
 
 class _Recorder:
-    """Handler that lets fits watch a site while the original computes it."""
+    """Handler that lets fits watch a site while the original computes it.
 
-    def __init__(self, fits: Sequence[SiteFit]) -> None:
+    Attributes:
+        fits: The fits; without any the site is computed as if there were some, so that those behind it see the same.
+    """
+
+    def __init__(self, fits: Sequence[SiteFit] = ()) -> None:
         self.fits = fits
         self.calls = 0
 
@@ -39,6 +47,56 @@ class _Recorder:
         return target
 
 
+class _Fitting:
+    """Fits sites in passes over the samples, some sites at a time.
+
+    Every site is computed alike in every pass, whichever sites are being fitted: how a fit comes out does not depend on
+    that. A pass ends behind the last call that its sites get, which the first pass over a sample has shown.
+    """
+
+    def __init__(self, host: Host, sites: Sequence[AttentionSite], feed: Feed) -> None:
+        self.host, self.sites, self.feed = host, sites, feed
+        self._calls: dict[int, list[str]] = {}
+
+    def fit(self, fits: Mapping[str, Sequence[SiteFit]], advance: Callable[[], None]) -> None:
+        """Fit the sites of a group, by name."""
+        for _ in range(passes_of(fits)):
+            recorders = {site.name: _Recorder(fits.get(site.name, ())) for site in self.sites}
+            for index in range(len(self.feed)):
+                self._run(index, recorders, fits)
+                advance()
+            require_calls({name: recorders[name].calls for name in fits})
+            for each in fits.values():
+                for fit in each:
+                    fit.end_pass()
+
+    def _run(self, index: int, recorders: Mapping[str, _Recorder], fits: Collection[str]) -> None:
+        """Run the original on one sample, as far as the sites of the group reach."""
+        seen, known = list[str](), self._calls.get(index)
+        last = None if known is None else max((n for n, name in enumerate(known, 1) if name in fits), default=0)
+        if last == 0:
+            return
+
+        def noting(name: str) -> Handler:
+            def handler(call: SiteCall) -> Tensor | None:
+                seen.append(name)
+                target = recorders[name](call)
+                if len(seen) == last:
+                    raise _Stop
+                return target
+
+            return handler
+
+        with self.host.watch({name: noting(name) for name in recorders}), suppress(_Stop):
+            self.host.run(self.feed[index])
+        self._calls.setdefault(index, seen)
+
+
+def passes_of(fits: Mapping[str, Sequence[SiteFit]]) -> int:
+    """Passes over the samples that fits take together."""
+    return max((fit.passes for each in fits.values() for fit in each), default=0)
+
+
 def calibrate(
     host: Host,
     sites: Sequence[AttentionSite],
@@ -46,9 +104,12 @@ def calibrate(
     feed: Feed,
     *,
     seed: int = 0,
+    work: Work | None = None,
     progress: Progress = silent,
 ) -> dict[str, list[Fit]]:
     """Fit every candidate kernel to every site, on the inputs the site gets in the original model.
+
+    All sites are fitted in the same passes. Where work is kept each has its own, which end behind it.
 
     Args:
         host: The original; only read.
@@ -56,6 +117,7 @@ def calibrate(
         candidates: The kernels to fit.
         feed: Calibration inputs.
         seed: Seed of the choice of tokens.
+        work: What is kept of earlier runs, and keeps what this one does.
         progress: Told of every sample.
 
     Returns:
@@ -63,23 +125,32 @@ def calibrate(
 
     Raises:
         CheckpointError: A site is never called, so what it computes is not what the model uses.
+        OutputError: Work cannot be kept.
     """
-    fits = {
-        site.name: [SiteFit(site, c, host.output_projection(site.name), seed) for c in candidates] for site in sites
+    work = work or Work()
+    groups = [[site] for site in sites] if work.store else [list(sites)]
+    fitting = _Fitting(host, sites, feed)
+
+    def unfitted(group: Sequence[AttentionSite]) -> dict[str, list[SiteFit]]:
+        return {
+            site.name: [SiteFit(site, c, host.output_projection(site.name), seed) for c in candidates] for site in group
+        }
+
+    def fitted(missing: Sequence[int]) -> Iterator[dict[str, list[dict[str, Any]]]]:
+        wanted = [unfitted(groups[index]) for index in missing]
+        advance = progress("Calibrating", sum(map(passes_of, wanted)) * len(feed))
+        for fits in wanted:
+            fitting.fit(fits, advance)
+            yield {name: [fit.record() for fit in each] for name, each in fits.items()}
+
+    known = [(c.kernel, c.options, get_kernel(c.kernel).code()) for c in candidates]
+    records: dict[str, list[dict[str, Any]]] = {}
+    for piece in work.each("fits", len(groups), fitted, lambda i: [groups[i], known, seed, feed.identities()]):
+        records |= piece
+    return {
+        site.name: [SiteFit.read(site, c, record) for c, record in zip(candidates, records[site.name], strict=True)]
+        for site in sites
     }
-    passes = max((fit.passes for each in fits.values() for fit in each), default=0)
-    advance = progress("Calibrating", passes * len(feed))
-    for _ in range(passes):
-        recorders = {name: _Recorder(each) for name, each in fits.items()}
-        with host.watch(recorders):
-            for inputs in feed:
-                host.run(inputs)
-                advance()
-        require_calls({name: recorder.calls for name, recorder in recorders.items()})
-        for each in fits.values():
-            for fit in each:
-                fit.end_pass()
-    return {name: [fit.result() for fit in each] for name, each in fits.items()}
 
 
 def recalibrate(
@@ -89,6 +160,7 @@ def recalibrate(
     feed: Feed,
     *,
     seed: int = 0,
+    work: Work | None = None,
     progress: Progress = silent,
 ) -> dict[str, Fit]:
     """Fit sites one after another, each on the inputs it gets behind the converted ones before it.
@@ -101,31 +173,45 @@ def recalibrate(
         candidates: The kernel that each of them gets, by name.
         feed: As in ``calibrate``.
         seed: As in ``calibrate``.
+        work: As in ``calibrate``.
         progress: As in ``calibrate``.
     """
+    work = work or Work()
     fits: dict[str, Fit] = {}
     kernels: dict[str, Kernel] = {}
-    work = [SiteFit(site, candidates[site.name], host.output_projection(site.name), seed) for site in sites]
-    advance = progress("Refitting on converted inputs", sum(fit.passes for fit in work) * len(feed))
-    for fit in work:
-        site, recorder = fit.site, _Recorder([fit])
-
-        def stop_after(call: SiteCall, recorder: _Recorder = recorder) -> Tensor | None:
-            recorder(call)
-            raise _Stop
-
-        with host.convert(kernels), host.watch({site.name: stop_after}):
-            for _ in range(fit.passes):
-                for inputs in feed:
-                    with suppress(_Stop):
-                        host.run(inputs)
-                    advance()
-                fit.end_pass()
-        require_calls({site.name: recorder.calls})
-        fits[site.name] = fit.result()
+    unfitted = [SiteFit(site, candidates[site.name], host.output_projection(site.name), seed) for site in sites]
+    advance = progress("Refitting on converted inputs", sum(fit.passes for fit in unfitted) * len(feed))
+    for fit in unfitted:
+        site, candidate = fit.site, candidates[fit.site.name]
+        known = [site, candidate.kernel, candidate.options, get_kernel(candidate.kernel).code(), seed]
+        before = {name: kernel.identity() for name, kernel in kernels.items()}
+        again = partial(_refitted, host, fit, kernels, feed, advance)
+        record = work.once("refits", [known, before, feed.identities()], again)
+        fits[site.name] = SiteFit.read(site, candidate, record)
         if (kernel := fits[site.name].kernel) is not None:
             kernels[site.name] = kernel
     return fits
+
+
+def _refitted(
+    host: Host, fit: SiteFit, kernels: Mapping[str, Kernel], feed: Feed, advance: Callable[[], None]
+) -> dict[str, Any]:
+    """The fit of a site behind converted ones, as data."""
+    recorder = _Recorder([fit])
+
+    def stop_after(call: SiteCall) -> Tensor | None:
+        recorder(call)
+        raise _Stop
+
+    with host.convert(kernels), host.watch({fit.site.name: stop_after}):
+        for _ in range(fit.passes):
+            for inputs in feed:
+                with suppress(_Stop):
+                    host.run(inputs)
+                advance()
+            fit.end_pass()
+    require_calls({fit.site.name: recorder.calls})
+    return fit.record()
 
 
 def execution_order(host: Host, sites: Iterable[str], feed: Feed) -> list[str]:

@@ -39,6 +39,7 @@ def convert(
             "--dry-run", rich_help_panel=options.OUTPUT, help="Fit, score and print the plan; convert nothing."
         ),
     ] = False,
+    work: options.Work = None,
     json: options.Json = False,
     device: options.Device = "auto",
     revision: options.Revision = None,
@@ -60,6 +61,7 @@ def convert(
         "revision": revision,
         "allow_pickle": allow_pickle,
         "trust_remote_code": trust_remote_code,
+        "work": work,
     }
     if dry_run:
         _show_plan(_score(model, calib, recipe=recipe, **loading), json)
@@ -109,6 +111,7 @@ def score(
             help="Report the stripes of every head: keys that all attend to, queries that attend everywhere.",
         ),
     ] = False,
+    work: options.Work = None,
     json: options.Json = False,
     device: options.Device = "auto",
     revision: options.Revision = None,
@@ -132,6 +135,7 @@ def score(
         calib,
         recipe=recipe,
         stripes=stripes,
+        work=work,
         device=device,
         revision=revision,
         allow_pickle=allow_pickle,

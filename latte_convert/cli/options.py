@@ -34,6 +34,16 @@ Calib = Annotated[
         "Twice, images and texts, for a model with a tower for each.",
     ),
 ]
+Work = Annotated[
+    Path | None,
+    typer.Option(
+        "--work",
+        metavar="DIR",
+        rich_help_panel=OUTPUT,
+        help="Keep each finished fit, score and trial here: a run that was ended is taken up where it was, and another "
+        "recipe uses what is the same in it.",
+    ),
+]
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="An artifact that 'latte convert' wrote.")]
 Device = Annotated[str, typer.Option("--device", rich_help_panel=MODEL, help="auto, cpu, cuda, cuda:1, mps.")]
 Revision = Annotated[

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -37,12 +38,25 @@ class Inputs:
     tower: str = ""
 
 
-class Feed(Protocol):
-    """Model inputs that can be iterated again and again."""
+class Feed(ABC):
+    """Model inputs that can be looked at again and again, in order or one by one."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
-    def __iter__(self) -> Iterator[Inputs]: ...
+    @abstractmethod
+    def __getitem__(self, index: int) -> Inputs: ...
+
+    @abstractmethod
+    def identity(self, index: int) -> str:
+        """What tells one input from every other: a digest of the sample it is made of, and what prepares it."""
+
+    def __iter__(self) -> Iterator[Inputs]:
+        return (self[index] for index in range(len(self)))
+
+    def identities(self) -> list[str]:
+        """Of all inputs, in order."""
+        return [self.identity(index) for index in range(len(self))]
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:
@@ -60,7 +74,7 @@ def run(model: nn.Module, inputs: Inputs) -> Any:
         return call(model, inputs)
 
 
-class BatchFeed:
+class BatchFeed(Feed):
     """Ready-made batches of keyword arguments, for models that are already in memory.
 
     Args:
@@ -73,8 +87,12 @@ class BatchFeed:
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[Inputs]:
-        return map(Inputs, self.batches)
+    def __getitem__(self, index: int) -> Inputs:
+        return Inputs(self.batches[index])
+
+    def identity(self, index: int) -> str:
+        """See ``Feed``."""
+        return _digest(self.batches[index])
 
 
 def different(batches: Iterable[Batch]) -> list[Batch]:
@@ -103,7 +121,7 @@ def _digest(batch: Batch) -> str:
     return digest.hexdigest()
 
 
-class SampleFeed:
+class SampleFeed(Feed):
     """Inputs of a sample set, decoded and prepared again on every iteration.
 
     Args:
@@ -120,8 +138,13 @@ class SampleFeed:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __iter__(self) -> Iterator[Inputs]:
-        return (inputs_of(sample, self.processor, self._model) for sample in self.samples)
+    def __getitem__(self, index: int) -> Inputs:
+        return inputs_of(self.samples[index], self.processor, self._model)
+
+    def identity(self, index: int) -> str:
+        """See ``Feed``."""
+        prepared = json.dumps([self.processor.description(), self.processor.method(self._model)], sort_keys=True)
+        return f"{self.samples.digests[index]} {prepared}"
 
 
 def inputs_of(sample: Sample, processor: Processor, model: nn.Module) -> Inputs:
@@ -140,7 +163,7 @@ def inputs_of(sample: Sample, processor: Processor, model: nn.Module) -> Inputs:
     )
 
 
-class JoinedFeed:
+class JoinedFeed(Feed):
     """Several feeds one after another: images for one tower, texts for the other.
 
     Args:
@@ -149,15 +172,22 @@ class JoinedFeed:
 
     def __init__(self, feeds: Sequence[Feed]) -> None:
         self.feeds = feeds
+        self._places = [(feed, place) for feed in feeds for place in range(len(feed))]
 
     def __len__(self) -> int:
-        return sum(len(feed) for feed in self.feeds)
+        return len(self._places)
 
-    def __iter__(self) -> Iterator[Inputs]:
-        return chain.from_iterable(self.feeds)
+    def __getitem__(self, index: int) -> Inputs:
+        feed, place = self._places[index]
+        return feed[place]
+
+    def identity(self, index: int) -> str:
+        """See ``Feed``."""
+        feed, place = self._places[index]
+        return feed.identity(place)
 
 
-class FirstOf:
+class FirstOf(JoinedFeed):
     """The first samples of a feed, of each of its parts where it is joined.
 
     Args:
@@ -166,14 +196,8 @@ class FirstOf:
     """
 
     def __init__(self, feed: Feed, count: int) -> None:
-        self.parts = feed.feeds if isinstance(feed, JoinedFeed) else [feed]
-        self.count = count
-
-    def __len__(self) -> int:
-        return sum(min(len(part), self.count) for part in self.parts)
-
-    def __iter__(self) -> Iterator[Inputs]:
-        return chain.from_iterable(islice(part, self.count) for part in self.parts)
+        super().__init__(feed.feeds if isinstance(feed, JoinedFeed) else [feed])
+        self._places = [(part, place) for part in self.feeds for place in range(min(len(part), count))]
 
 
 def place(value: Any, like: Tensor) -> Any:

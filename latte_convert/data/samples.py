@@ -154,6 +154,11 @@ class SampleSet:
         return tuple(entry.id for entry in self._entries)
 
     @property
+    def digests(self) -> tuple[str, ...]:
+        """SHA-256 of the content of each sample, in seeded order."""
+        return tuple(entry.sha256 for entry in self._entries)
+
+    @property
     def skipped(self) -> tuple[Skipped, ...]:
         """What was passed over on the way, by whichever part of a split."""
         return tuple(self._search.skipped)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import numpy as np
@@ -91,6 +92,12 @@ class Agreement:
             likeness = min(likeness, float((shared * weight).sum() / weight.sum().clamp_min(1e-12)))
         self.samples.append(likeness)
 
+    def merge(self, other: Agreement) -> None:
+        """Add what another one of its kind has seen."""
+        for each in fields(self):
+            if each.name != "kind":
+                setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
     @property
     def cosine(self) -> float:
         """Mean cosine over tokens."""
@@ -158,3 +165,9 @@ def sureness(logits: Tensor, classes: int | None) -> Tensor:
     if classes is not None and logits.shape[-1] == classes + 1:
         return logits.softmax(-1)[..., :-1].amax(-1)
     return logits.sigmoid().amax(-1)
+
+
+def merge_all(into: dict[str, Agreement], others: Mapping[str, Agreement]) -> None:
+    """Add agreements to those of the same names; new names are entered."""
+    for name, other in others.items():
+        into.setdefault(name, Agreement(other.kind)).merge(other)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from latte_convert.adapters.convert import Changes
+from latte_convert.adapters.convert import Changes, identity
 from latte_convert.adapters.host import Host, require_calls
-from latte_convert.attention import AttentionSite, CallShape, SiteCall
+from latte_convert.attention import AttentionSite, CallShape, SiteCall, TokenLayout
 from latte_convert.data.feed import Feed, Inputs
 from latte_convert.kernels.base import Kernel
-from latte_convert.measuring.agreement import Agreement
+from latte_convert.measuring.agreement import Agreement, merge_all
 from latte_convert.measuring.outputs import add_outputs, final_outputs, named_outputs
 from latte_convert.progress import Progress, silent
+from latte_convert.work import Work
 
 QUICK_MS = 3000.0
 """A model that has run for less is timed again."""
@@ -84,6 +85,23 @@ class _Watch:
         return target
 
 
+@dataclass
+class _Seen:
+    """What one held-out sample showed; fields as in ``Fidelity``, with every call, and milliseconds in its order."""
+
+    outputs: dict[str, Agreement] = field(default_factory=dict)
+    blocks: dict[str, Agreement] = field(default_factory=dict)
+    sites: dict[str, Agreement] = field(default_factory=dict)
+    shapes: dict[str, list[CallShape]] = field(default_factory=dict)
+    left: dict[str, CallShape] = field(default_factory=dict)
+    primaries: set[str] = field(default_factory=set)
+    calls: dict[str, int] = field(default_factory=dict)
+    milliseconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+_DATA = (_Seen, Agreement, CallShape, TokenLayout)
+
+
 def measure(
     host: Host,
     sites: Sequence[AttentionSite],
@@ -91,6 +109,7 @@ def measure(
     feed: Feed,
     *,
     min_tokens: int = 0,
+    work: Work | None = None,
     progress: Progress = silent,
 ) -> Fidelity:
     """Run original and hybrid side by side, one sample at a time.
@@ -101,58 +120,81 @@ def measure(
         changes: The kernels of the converted sites, and the blocks whose tokens are merged.
         feed: Held-out inputs.
         min_tokens: As in the plan.
+        work: What is kept of earlier runs, and keeps what this one does.
         progress: Told of every sample.
 
     Raises:
         CheckpointError: A converted site is never called.
+        OutputError: Work cannot be kept.
     """
-    result = Fidelity()
-    kernels = {name: change for name, change in changes.items() if isinstance(change, Kernel)}
+    names = [site.name for site in sites]
+
+    def measured(missing: Sequence[int]) -> Iterator[_Seen]:
+        advance = progress("Measuring on held-out samples", len(missing))
+        for index in missing:
+            yield _measured(host, names, changes, feed[index], min_tokens)
+            advance()
+
+    known = [names, identity(changes), min_tokens] if work else []
+    pieces = (work or Work()).each("measured", len(feed), measured, lambda i: [known, feed.identity(i)], _DATA)
+    kernels = [name for name, change in changes.items() if isinstance(change, Kernel)]
+    require_calls({name: sum(piece.calls[name] for piece in pieces) for name in kernels})
+    result = Fidelity(sites={name: Agreement() for name in kernels})
+    shapes: dict[str, list[CallShape]] = {}
     left: dict[str, list[CallShape]] = {}
-    watches = {site.name: _Watch(kernels.get(site.name)) for site in sites}
-    blocks = list(dict.fromkeys(host.block(site.name) for site in sites))
-    result.blocks = {block: Agreement() for block in blocks}
-    calls = dict.fromkeys(kernels, 0)
-    original_ms: list[float] = []
-    hybrid_ms: list[float] = []
-    free_ms: list[float] = []
-    advance = progress("Measuring on held-out samples", len(feed))
-    for inputs in feed:
-        with host.outputs_of(blocks) as outputs:
-            with host.watch(watches):
-                output = host.run(inputs)
-            prefix = max((watch.prefix for watch in watches.values()), default=0)
-            original = dict(named_outputs(output, prefix))
-            seen = dict(outputs)
-            with host.convert(changes, min_tokens=min_tokens) as applied:
-                hybrid = dict(named_outputs(host.run(inputs), prefix))
-                for name, handler in applied.handlers.items():
-                    calls[name] += handler.calls
-                for name, shape in applied.shapes.items():
-                    left.setdefault(name, []).append(shape)
-            for block, tensor in seen.items():
-                result.blocks[block].add(tensor, outputs[block])
-        place = f"{inputs.tower}." if inputs.tower else ""
-        result.primaries |= set(final_outputs(output, inputs))
-        add_outputs(
-            result.outputs,
-            host.model,
-            {place + name: tensor for name, tensor in original.items()},
-            {place + name: tensor for name, tensor in hybrid.items()},
-        )
-        original_ms.append(_milliseconds(host, inputs))
-        with host.convert(changes, min_tokens=min_tokens):
-            hybrid_ms.append(_milliseconds(host, inputs))
-        with host.watch(dict.fromkeys(watches, _nothing)):
-            free_ms.append(_milliseconds(host, inputs))
-        advance()
-    require_calls(calls)
-    result.sites = {name: watches[name].agreement for name in kernels}
-    result.shapes = {name: _mean_shape(watch.shapes) for name, watch in watches.items() if watch.shapes}
-    result.left = {name: _mean_shape(shapes) for name, shapes in left.items()}
-    result.original_ms, result.hybrid_ms = statistics.median(original_ms), statistics.median(hybrid_ms)
-    result.free_ms = statistics.median(free_ms)
+    for piece in pieces:
+        for ours, theirs in (
+            (result.outputs, piece.outputs), (result.blocks, piece.blocks), (result.sites, piece.sites)
+        ):  # fmt: skip
+            merge_all(ours, theirs)
+        for name, seen in piece.shapes.items():
+            shapes.setdefault(name, []).extend(seen)
+        for name, shape in piece.left.items():
+            left.setdefault(name, []).append(shape)
+        result.primaries |= piece.primaries
+    result.shapes = {name: _mean_shape(seen) for name, seen in shapes.items() if seen}
+    result.left = {name: _mean_shape(seen) for name, seen in left.items()}
+    times = zip(*(piece.milliseconds for piece in pieces), strict=True)
+    result.original_ms, result.hybrid_ms, result.free_ms = map(statistics.median, times)
     return result
+
+
+def _measured(host: Host, sites: Sequence[str], changes: Changes, inputs: Inputs, min_tokens: int) -> _Seen:
+    """Run original and hybrid side by side on one sample."""
+    kernels = {name: change for name, change in changes.items() if isinstance(change, Kernel)}
+    watches = {name: _Watch(kernels.get(name)) for name in sites}
+    blocks = list(dict.fromkeys(map(host.block, sites)))
+    seen = _Seen(blocks={block: Agreement() for block in blocks}, calls=dict.fromkeys(kernels, 0))
+    with host.outputs_of(blocks) as outputs:
+        with host.watch(watches):
+            output = host.run(inputs)
+        prefix = max((watch.prefix for watch in watches.values()), default=0)
+        original = dict(named_outputs(output, prefix))
+        before = dict(outputs)
+        with host.convert(changes, min_tokens=min_tokens) as applied:
+            hybrid = dict(named_outputs(host.run(inputs), prefix))
+            for name, handler in applied.handlers.items():
+                seen.calls[name] += handler.calls
+            seen.left = dict(applied.shapes)
+        for block, tensor in before.items():
+            seen.blocks[block].add(tensor, outputs[block])
+    place = f"{inputs.tower}." if inputs.tower else ""
+    seen.primaries = set(final_outputs(output, inputs))
+    add_outputs(
+        seen.outputs,
+        host.model,
+        {place + name: tensor for name, tensor in original.items()},
+        {place + name: tensor for name, tensor in hybrid.items()},
+    )
+    original_ms = _milliseconds(host, inputs)
+    with host.convert(changes, min_tokens=min_tokens):
+        hybrid_ms = _milliseconds(host, inputs)
+    with host.watch(dict.fromkeys(watches, _nothing)):
+        free_ms = _milliseconds(host, inputs)
+    seen.milliseconds = (original_ms, hybrid_ms, free_ms)
+    seen.sites = {name: watches[name].agreement for name in kernels}
+    seen.shapes = {name: watch.shapes for name, watch in watches.items()}
+    return seen
 
 
 def speedup(host: Host, changes: Changes, feed: Feed, *, min_tokens: int = 0) -> float:

@@ -89,11 +89,18 @@ def score_sites(task: Task, fitted: Fitted, progress: Progress = silent) -> Scor
             {site: each[0] for site, each in fitted.kernels.items()},
             task.fitting,
             mse_weight=recipe.mse_weight,
+            work=task.work,
             progress=progress,
         )
         return {site: [score] for site, score in scores.items()}
     return isolated_scores(
-        task.host, fitted.eligible, fitted.kernels, task.fitting, min_tokens=recipe.min_tokens, progress=progress
+        task.host,
+        fitted.eligible,
+        fitted.kernels,
+        task.fitting,
+        min_tokens=recipe.min_tokens,
+        work=task.work,
+        progress=progress,
     )
 
 
@@ -114,7 +121,8 @@ def choose_plan(
         GateError: No plan meets the budget.
     """
     recipe, kernels = task.recipe, fitted.kernels
-    costs = site_costs(task.host, kernels, FirstOf(task.fitting, COSTED_ON), min_tokens=recipe.min_tokens)
+    costed = FirstOf(task.fitting, COSTED_ON)
+    costs = site_costs(task.host, kernels, costed, min_tokens=recipe.min_tokens, work=task.work)
     errors = {site: [score.value for score in each] for site, each in scores.items()}
     if recipe.scorer != "paper":
         errors = _worth_it(that_work(errors, costs), recipe)
@@ -166,6 +174,7 @@ def _weighed(
         task.fitting,
         costs=costs if several or wanted is None else None,
         min_tokens=recipe.min_tokens,
+        work=task.work,
         enough=lambda taken: wanted is not None and len({step.site for step in taken}) >= wanted,
         progress=progress,
     )

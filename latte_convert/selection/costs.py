@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from latte_convert.adapters.convert import Changes
 from latte_convert.adapters.host import Host
-from latte_convert.attention import AttentionCall, CallShape
+from latte_convert.attention import AttentionCall, CallShape, TokenLayout
 from latte_convert.data.feed import Feed
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.softmax import softmax_flops
 from latte_convert.selection.budget import SiteCost
+from latte_convert.work import Work
 
 if TYPE_CHECKING:
     from latte_convert.selection.trials import Candidates
@@ -51,7 +53,9 @@ def merged_share(host: Host, candidates: Candidates, changes: Changes, feed: Fee
     return left / exact if exact else 1.0
 
 
-def site_costs(host: Host, candidates: Candidates, feed: Feed, *, min_tokens: int = 0) -> dict[str, SiteCost]:
+def site_costs(
+    host: Host, candidates: Candidates, feed: Feed, *, min_tokens: int = 0, work: Work | None = None
+) -> dict[str, SiteCost]:
     """Run the original once over the samples and count what attention costs.
 
     Args:
@@ -59,28 +63,43 @@ def site_costs(host: Host, candidates: Candidates, feed: Feed, *, min_tokens: in
         candidates: The kernels of each site; a site without any counts as exact.
         feed: Calibration inputs.
         min_tokens: With fewer keys than this, a kernel costs what the exact branch does.
+        work: What is kept of earlier runs, and keeps what this one does.
 
     Returns:
         The cost of each site, by name, in the order of ``candidates``.
+
+    Raises:
+        OutputError: Work cannot be kept.
     """
-    shapes = {site: _Shapes() for site in candidates}
-    with host.watch(shapes):
-        for inputs in feed:
-            host.run(inputs)
-    return {
-        site: SiteCost(
-            idle=tuple(
-                bool(seen.counts) and all(kernel.is_softmax(kernel.inner(shape)) for shape in seen.counts)
-                for kernel in candidates[site]
-            ),
-            exact=sum(softmax_flops(shape) * count for shape, count in seen.counts.items()),
-            kernels=tuple(
-                sum(
-                    (kernel.flops(shape) if shape.keys >= min_tokens else softmax_flops(shape)) * count
-                    for shape, count in seen.counts.items()
-                )
-                for kernel in candidates[site]
-            ),
-        )
-        for site, seen in shapes.items()
-    }
+
+    def counted(missing: Sequence[int]) -> Iterator[dict[str, dict[CallShape, int]]]:
+        for index in missing:
+            shapes = {site: _Shapes() for site in candidates}
+            with host.watch(shapes):
+                host.run(feed[index])
+            yield {site: dict(seen.counts) for site, seen in shapes.items()}
+
+    pieces = (work or Work()).each(
+        "shapes", len(feed), counted, lambda index: [list(candidates), feed.identity(index)], (CallShape, TokenLayout)
+    )
+    return {site: _cost(kernels, [piece[site] for piece in pieces], min_tokens) for site, kernels in candidates.items()}
+
+
+def _cost(kernels: Sequence[Kernel], seen: Iterable[Mapping[CallShape, int]], min_tokens: int) -> SiteCost:
+    """What calls of some shapes cost, each so often."""
+    counts: Counter[CallShape] = Counter()
+    for each in seen:
+        counts.update(each)
+    return SiteCost(
+        idle=tuple(
+            bool(counts) and all(kernel.is_softmax(kernel.inner(shape)) for shape in counts) for kernel in kernels
+        ),
+        exact=sum(softmax_flops(shape) * count for shape, count in counts.items()),
+        kernels=tuple(
+            sum(
+                (kernel.flops(shape) if shape.keys >= min_tokens else softmax_flops(shape)) * count
+                for shape, count in counts.items()
+            )
+            for kernel in kernels
+        ),
+    )

@@ -11,6 +11,7 @@ from latte_convert.measuring.agreement import Agreement
 from latte_convert.progress import Progress, silent
 from latte_convert.selection.budget import Point, SiteCost, flops_share
 from latte_convert.selection.trials import Candidates, Drift, Trial, try_each
+from latte_convert.work import Work
 
 WIDTH = 4
 """Trials that one pass over the samples makes: the passes without a trial are shared among them."""
@@ -89,6 +90,7 @@ def greedy_order(
     *,
     costs: Mapping[str, SiteCost] | None = None,
     min_tokens: int = 0,
+    work: Work | None = None,
     enough: Callable[[Sequence[Step]], bool] = lambda _steps: False,
     progress: Progress = silent,
 ) -> list[Step]:
@@ -107,6 +109,7 @@ def greedy_order(
             sites cheaper kernels until all have their cheapest. With None each site is converted once, to the kernel
             that adds least error.
         min_tokens: As in the plan.
+        work: What is kept of earlier runs, and keeps what this one does.
         enough: Told of the steps so far; true ends the run.
         progress: Told of every step.
 
@@ -125,7 +128,7 @@ def greedy_order(
         known: dict[Trial, Drift] = {}
         while moves.added and (best := min(moves.added, key=moves.price)) not in known:
             tried = sorted(moves.added.keys() - known.keys(), key=lambda move: (moves.price(move), move))[:WIDTH]
-            known |= try_each(host, candidates, tried, feed, base=chosen, min_tokens=min_tokens)
+            known |= try_each(host, candidates, tried, feed, base=chosen, min_tokens=min_tokens, work=work)
             moves.measured({move: known[move] for move in tried}, error)
         if not moves.added:
             break

@@ -10,6 +10,7 @@ from latte_convert.data.feed import Feed
 from latte_convert.progress import Progress, silent
 from latte_convert.selection.scores import Score
 from latte_convert.selection.trials import Candidates, Trial, try_each
+from latte_convert.work import Work
 
 
 def isolated_scores(
@@ -19,6 +20,7 @@ def isolated_scores(
     feed: Feed,
     *,
     min_tokens: int = 0,
+    work: Work | None = None,
     progress: Progress = silent,
 ) -> dict[str, list[Score]]:
     """Convert one site at a time and score the change of the final output.
@@ -33,6 +35,7 @@ def isolated_scores(
         candidates: The fitted kernels of each of them.
         feed: Calibration inputs.
         min_tokens: As in the plan.
+        work: What is kept of earlier runs, and keeps what this one does.
         progress: Told of every sample.
 
     Returns:
@@ -42,7 +45,7 @@ def isolated_scores(
         CheckpointError: A site is never called.
     """
     trials = [Trial(site.name, index) for site in sites for index in range(len(candidates[site.name]))]
-    drifts = try_each(host, candidates, trials, feed, min_tokens=min_tokens, progress=progress)
+    drifts = try_each(host, candidates, trials, feed, min_tokens=min_tokens, work=work, progress=progress)
     scores: dict[str, list[Score]] = {site.name: [] for site in sites}
     for trial in trials:
         drift = drifts[trial]

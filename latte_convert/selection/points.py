@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from latte_convert.adapters.convert import Changes
+from latte_convert.adapters.convert import Changes, identity
 from latte_convert.adapters.merging import merges_of
 from latte_convert.calibration.fitted import Fitted
 from latte_convert.data.feed import FirstOf
@@ -33,10 +33,16 @@ def drifts_of(task: Task, fitted: Fitted, points: Sequence[Point], samples: int)
         [changes_of(fitted, point) for point in points],
         FirstOf(task.fitting, samples),
         min_tokens=task.recipe.min_tokens,
+        work=task.work,
     )
 
 
 def speed_of(task: Task, fitted: Fitted, point: Point) -> float:
     """How many times faster than the original a plan is on one calibration sample, end to end."""
-    first = FirstOf(task.fitting, 1)
-    return speedup(task.host, changes_of(fitted, point), first, min_tokens=task.recipe.min_tokens)
+    first, changes, min_tokens = FirstOf(task.fitting, 1), changes_of(fitted, point), task.recipe.min_tokens
+
+    def timed() -> float:
+        return speedup(task.host, changes, first, min_tokens=min_tokens)
+
+    # Kept, so that a run that is taken up again decides as it did.
+    return task.work.once("speeds", [identity(changes), min_tokens, first.identities()], timed)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from latte_convert.adapters.convert import identity
 from latte_convert.adapters.host import Host, require_calls
 from latte_convert.attention import AttentionSite
 from latte_convert.data.feed import Feed
 from latte_convert.kernels.base import Kernel
-from latte_convert.measuring.agreement import Agreement
+from latte_convert.measuring.agreement import Agreement, merge_all
 from latte_convert.progress import Progress, silent
+from latte_convert.work import Work
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ def paper_scores(
     feed: Feed,
     *,
     mse_weight: float = 10.0,
+    work: Work | None = None,
     progress: Progress = silent,
 ) -> dict[str, Score]:
     """The source paper's sensitivity: block outputs of the original against those with every site linearised.
@@ -48,27 +51,40 @@ def paper_scores(
         kernels: The fitted kernel of each of them.
         feed: Calibration inputs.
         mse_weight: The paper's lambda.
+        work: What is kept of earlier runs, and keeps what this one does.
         progress: Told of every sample.
 
     Returns:
         The score of each site, by name.
     """
     blocks = {site.name: host.block(site.name) for site in sites}
-    agreements = {block: Agreement() for block in blocks.values()}
-    calls = dict.fromkeys(blocks, 0)
-    advance = progress("Scoring", len(feed))
-    for inputs in feed:
-        with host.outputs_of(agreements) as outputs:
-            host.run(inputs)
-            original = dict(outputs)
-            with host.convert({name: kernels[name] for name in blocks}) as applied:
+    converted = {name: kernels[name] for name in blocks}
+
+    def compared(missing: Sequence[int]) -> Iterator[tuple[dict[str, Agreement], dict[str, int]]]:
+        advance = progress("Scoring", len(missing))
+        for index in missing:
+            inputs, agreements, calls = feed[index], dict[str, Agreement](), dict[str, int]()
+            with host.outputs_of(blocks.values()) as outputs:
                 host.run(inputs)
-                for name, handler in applied.handlers.items():
-                    calls[name] += handler.calls
-            for block, output in original.items():
-                agreements[block].add(output, outputs[block])
-        advance()
-    require_calls(calls)
+                original = dict(outputs)
+                with host.convert(converted) as applied:
+                    host.run(inputs)
+                    for name, handler in applied.handlers.items():
+                        calls[name] = handler.calls
+                for block, output in original.items():
+                    agreements[block] = Agreement()
+                    agreements[block].add(output, outputs[block])
+            advance()
+            yield agreements, calls
+
+    known = identity(converted) if work else {}
+    pieces = (work or Work()).each(
+        "scores", len(feed), compared, lambda index: [known, feed.identity(index)], (Agreement,)
+    )
+    require_calls({name: sum(calls[name] for _, calls in pieces) for name in blocks})
+    agreements = {block: Agreement() for block in blocks.values()}
+    for seen, _ in pieces:
+        merge_all(agreements, seen)
     return {name: _score(agreements[block], mse_weight) for name, block in blocks.items()}
 
 

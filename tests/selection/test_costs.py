@@ -35,10 +35,10 @@ def test_a_site_that_is_not_called_costs_nothing():
     kernels = {site.name: [LatteKernel(site.heads, site.head_dim)] for site in sites}
 
     class Images(BatchFeed):
-        def __iter__(self):
+        def __getitem__(self, index):
             from latte_convert.data.feed import Inputs
 
-            return (Inputs(batch, "get_image_features", "vision") for batch in self.batches)
+            return Inputs(self.batches[index], "get_image_features", "vision")
 
     costs = site_costs(host, kernels, Images([pixels(1)]))
     assert {site.tower for site in sites if costs[site.name].exact > 0} == {"vision"}

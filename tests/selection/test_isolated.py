@@ -35,8 +35,8 @@ class Feed(BatchFeed):
         super().__init__(batches)
         self.method, self.tower = method, tower
 
-    def __iter__(self):
-        return (Inputs(batch, self.method, self.tower) for batch in self.batches)
+    def __getitem__(self, index):
+        return Inputs(self.batches[index], self.method, self.tower)
 
 
 def latte(sites, **options):
