@@ -52,9 +52,9 @@ from latte_convert.task import open_task
 CROP = 518
 ROUNDS = {518: 7, 1036: 3, 1554: 3, 2072: 3}
 IMAGES = {518: 8, 1036: 2, 1554: 2, 2072: 1}
-SAMPLES = {518: 8, 1036: 4, 1554: 2, 2072: 2}
+SAMPLES = {518: 8, 1036: 4, 1554: 2, 2072: 1}
 """Mosaics that a plan is fitted to; one more is held out."""
-TARGETS = {518: (1.25, 1.5), 1036: (2.5,), 1554: (4.5,), 2072: (6.0,)}
+TARGETS = {518: (1.25, 1.5, 1.8), 1036: (1.5, 1.8, 2.5), 1554: (1.8, 4.5), 2072: (6.0,)}
 """Speed-ups that plans are asked for."""
 RATES = (0.031, 0.047, 0.062)
 """Tokens that token merging removes after each block, as a share of all."""
@@ -114,13 +114,13 @@ def ways_of(model: nn.Module, photos: Sequence[Path], side: int) -> Iterator[Way
     def kernels(name: str, **options: Any) -> dict[str, Kernel]:
         return {site.name: get_kernel(name)(site.heads, site.head_dim, **options) for site in sites}
 
-    def hybrid(name: str, changes: Any, runner: nn.Module = model) -> Way:
-        return Way(name, runner, partial(Host.of(runner).convert, changes))
+    def hybrid(name: str, changes: Any, runner: nn.Module = model, dtype: torch.dtype = torch.float32) -> Way:
+        return Way(name, runner, partial(Host.of(runner).convert, changes), dtype=dtype)
 
     yield Way("original", model)
     yield Way("original, compiled", torch.compile(copy.deepcopy(model)), metered=False)
-    if side == CROP:
-        yield Way("original, bfloat16", copy.deepcopy(model).bfloat16(), dtype=torch.bfloat16)
+    low = copy.deepcopy(model).bfloat16()
+    yield Way("original, bfloat16", low, dtype=torch.bfloat16)
     yield Way("original, 8-bit weights", int8(model), metered=False)
     chosen = mergeable(sites, {"vision"})
     for rate in RATES:
@@ -130,6 +130,7 @@ def ways_of(model: nn.Module, photos: Sequence[Path], side: int) -> Iterator[Way
         yield hybrid(f"{name}, all sites", kernels(name))
     for left in LEFT:
         yield hybrid(f"merge to {left:.0%}", merges_of(schedule(blocks, left)))
+    yield hybrid("merge to 50%, bfloat16", merges_of(schedule(blocks, 0.5)), low, torch.bfloat16)
     for name, changes in plans(model, photos, side):
         yield hybrid(name, changes)
     yield hybrid("merge to 65%, 8-bit weights", merges_of(schedule(blocks, 0.65)), int8(model))

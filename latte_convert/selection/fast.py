@@ -9,7 +9,7 @@ from latte_convert.calibration.fitted import Fitted
 from latte_convert.data.feed import FirstOf
 from latte_convert.errors import GateError, RecipeError
 from latte_convert.kernels.registry import get_kernel, kernel_names
-from latte_convert.selection.budget import Point, SiteCost, frontier, spaced
+from latte_convert.selection.budget import Point, SiteCost, frontier
 from latte_convert.selection.clock import Clock
 from latte_convert.selection.costs import merged_share
 from latte_convert.selection.merging import Mergeable, mergeable, schedule
@@ -22,8 +22,8 @@ COUNTED_ON = 4
 BENDS = (0.6, 1.0, 0.35)
 """Schedules that are tried: 1 merges as many tokens after each block, less merges most of them after the first ones,
 which is faster where attention takes most of the time."""
-MIXED = 4
-"""Numbers of converted sites that are tried together with merging, beside none."""
+MIXED = 5
+"""Plans of the frontier that are tried together with merging: the last, and each time the one half as far."""
 TIMED = 2
 """Plans whose merging is set by measured time, of those that are foretold to lose least."""
 
@@ -129,8 +129,9 @@ def _bases(
         )
         for site, cost in costs.items()
     }
-    points = [point for point in frontier(errors, weighed) if point.kernels]
-    return [none, *(spaced(points, MIXED) if points else [])]
+    points = frontier(errors, weighed)
+    places = {round(len(points) / 2**halving) for halving in range(MIXED)}
+    return [none, *(points[place - 1] for place in sorted(places) if place > 1)]
 
 
 def _promising(
