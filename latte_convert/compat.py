@@ -187,7 +187,8 @@ def tree_leaves(tree: Any) -> list[Any]:
 def version(tensor: Tensor) -> int | None:
     """PyTorch's count of in-place changes of a tensor, ``Tensor._version``; None where it is not told.
 
-    Checked in torch 2.14.1. Without it nothing is played back: ``selection.replay`` computes all blocks again.
+    Checked in torch 2.14.1. Without it nothing is played back: ``selection.replay`` computes all blocks again; and the
+    means of merged tokens are computed twice.
     """
     return None if tensor.is_inference() else getattr(tensor, "_version", None)
 

@@ -20,7 +20,7 @@ A call with a mask, or of a block behind something else than a merged block, run
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from latte_convert import compat
 from latte_convert.adapters.layout import memory_of
 from latte_convert.adapters.route import Route
 from latte_convert.attention import Merged, SiteCall, TokenLayout
@@ -258,18 +259,28 @@ def merged_block(block: nn.Module, route: Route, original: Callable[..., Any]) -
             groups = None
         run = _Run(groups)
         if groups is not None:
-            args, kwargs = _put(args, kwargs, place, groups.mean(tokens))
+            with _versioned(tokens):
+                mean = groups.mean(tokens)
+            version = compat.version(mean)
+            args, kwargs = _put(args, kwargs, place, mean)
         with _run(run):
             output = original(block, *args, **kwargs)
         after = output[0] if isinstance(output, tuple) else output
         if groups is not None:
-            after = groups.add(tokens, after - groups.mean(tokens))  # anew: the block may have written into the means
+            if exporting() or version is None or compat.version(mean) != version:
+                mean = groups.mean(tokens)  # the block has written into its input
+            after = groups.add(tokens, after - mean)
         setattr(memory_of(after), _GROUPS, _after(run, after, step))
         return (after, *output[1:]) if isinstance(output, tuple) else after
 
     # Which tokens merge depends on their values and travels with memory, which a compiled graph has none of.
     disabled: Callable[..., Any] = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
     return disabled
+
+
+def _versioned(tokens: Tensor) -> AbstractContextManager[Any]:
+    """Where tensors count what is written into them, which those made in inference mode do not."""
+    return torch.inference_mode(False) if tokens.is_inference() else nullcontext()
 
 
 @dataclass(frozen=True)

@@ -137,16 +137,20 @@ def test_any_number_of_tokens(count, batch):
 class _InPlace(nn.Module):
     """A block that writes its residuals into what it gets, as some do."""
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, block: nn.Module, returns: str) -> None:
         super().__init__()
         self.block = block
+        self.returns = returns
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The block's output, in the memory of its input."""
-        return tokens.copy_(self.block(tokens.clone()))
+        """The block's output, in the memory of its input too."""
+        tokens.copy_(self.block(tokens.clone()))
+        return tokens if self.returns == "its input" else tokens.clone()
 
 
-def test_a_block_that_writes_into_its_input():
+@pytest.mark.parametrize("returns", ["its input", "new memory"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_block_that_writes_into_its_input(mode, returns):
     pixels = {"x": _pixels(56)}
     model = timm_models.build("vit")
     _, first, *_ = _blocks(model, pixels)
@@ -154,9 +158,9 @@ def test_a_block_that_writes_into_its_input():
     with Host.of(model).convert(merges_of(shares)):
         expected = _run(model, pixels)
     holder, _, index = first.rpartition(".")
-    model.get_submodule(holder)[int(index)] = _InPlace(model.get_submodule(first))
-    with Host.of(model).convert(merges_of(shares)):
-        assert torch.allclose(_run(model, pixels), expected, atol=1e-6)
+    model.get_submodule(holder)[int(index)] = _InPlace(model.get_submodule(first), returns)
+    with Host.of(model).convert(merges_of(shares)), mode():
+        assert torch.allclose(model(**pixels), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", MODELS)
