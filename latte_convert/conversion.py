@@ -87,7 +87,7 @@ class Result:
 
 
 def convert(
-    model: str | Path | nn.Module,
+    model: str | Path | nn.Module | None,
     calib: Samples | Iterable[dict[str, Any]],
     *,
     recipe: Recipe | None = None,
@@ -102,17 +102,18 @@ def convert(
     """Convert a model into a hybrid, without training.
 
     Args:
-        model: A local directory, a safetensors file, a Hub id, or a loaded model (converted in place).
+        model: A local directory, a safetensors file, a Hub id, or a loaded model (converted in place). With
+            ``model_factory``, the weights of what it builds, or None where it brings its own.
         calib: A folder or file of samples or ``hf:NAME``; a list of two, images and texts, for a model with a tower
             for each; or an iterable of ready batches (dictionaries of tensors, one sample each), which is what a
-            loaded model takes.
+            loaded model takes; with ``model_factory`` also a folder of safetensors files with a batch each.
         recipe: The settings; the default recipe where None.
         device: ``auto``, ``cpu``, ``cuda``, ….
         revision: Branch, tag or commit of a Hub model.
         allow_pickle: Accept a checkpoint without safetensors.
         trust_remote_code: Run Python code that comes with a checkpoint.
-        model_factory: ``package.module:function``, which builds a loaded model that no library builds from a
-            configuration; ``load`` can call it. Without it, ``load`` wants such a model from its caller.
+        model_factory: ``package.module:function``, which is imported and called, and builds a module that no library
+            builds from a configuration; ``load`` can call it. Without it, ``load`` wants such a model from its caller.
         work: Directory that keeps each finished fit, score and trial of a checkpoint. A run that was ended is taken up
             where it was; what belongs to another checkpoint, to other samples or settings is never used.
         progress: True shows bars; False shows nothing; a function is told of every stage and step.
@@ -173,7 +174,7 @@ def convert(
 
 
 def score(
-    model: str | Path | nn.Module,
+    model: str | Path | nn.Module | None,
     calib: Samples | Iterable[dict[str, Any]],
     *,
     recipe: Recipe | None = None,
@@ -181,6 +182,7 @@ def score(
     revision: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
+    model_factory: str | None = None,
     stripes: bool = False,
     work: str | Path | None = None,
     progress: Progress | bool = True,
@@ -202,6 +204,7 @@ def score(
             revision=revision,
             allow_pickle=allow_pickle,
             trust_remote_code=trust_remote_code,
+            model_factory=model_factory,
             work=work,
         )
     fitted, scores = analyse(task, clock, progress)

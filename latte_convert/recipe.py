@@ -165,6 +165,19 @@ class Recipe(BaseModel):
         "interpolated.",
         json_schema_extra=_CALIBRATION,
     )
+    grid: str | None = Field(
+        None,
+        pattern=r"^[1-9]\d{0,5}(x[1-9]\d{0,5}){1,2}$",
+        description="Of a module that no library knows: rows and columns of its tokens, such as 64x64, or frames, rows "
+        "and columns, 8x14x14. Where it is not set, its convolutions tell.",
+        json_schema_extra=_CALIBRATION,
+    )
+    prefix: int | None = Field(
+        None,
+        ge=0,
+        description="Of a module that no library knows: how many tokens stand before those of the grid.",
+        json_schema_extra=_CALIBRATION,
+    )
     seed: int = Field(
         0, ge=0, lt=2**31, description="Seed of the choice of samples and tokens.", json_schema_extra=_CALIBRATION
     )
@@ -206,6 +219,11 @@ class Recipe(BaseModel):
         if self.kernel == "auto" and self.scorer == "paper":
             raise ValueError("kernel: auto compares kernels by the final output: set scorer to isolated or greedy")
         return self
+
+    @property
+    def sides(self) -> tuple[int, ...] | None:
+        """``grid`` in numbers."""
+        return None if self.grid is None else tuple(map(int, self.grid.split("x")))
 
     def resolved(self) -> Recipe:
         """The recipe that does the same with everything said: the kernel, and the ratio where nothing sets a budget."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +13,19 @@ import torch
 from torch import nn
 
 from latte_convert.adapters.convert import is_hybrid
+from latte_convert.adapters.find import of_library
 from latte_convert.adapters.host import Host
 from latte_convert.adapters.observe import observed
+from latte_convert.adapters.plain import plain_adapter
 from latte_convert.adapters.ready import check_ready
 from latte_convert.adapters.sites import reachable, restrict
 from latte_convert.attention import AttentionSite
+from latte_convert.checkpoints.module import load_module
 from latte_convert.checkpoints.rebuild import check_factory, is_rebuilt, rebuilt
 from latte_convert.data.decode import BadSample
 from latte_convert.data.feed import BatchFeed, Feed, FirstOf, Inputs, JoinedFeed, SampleFeed, inputs_of, run
-from latte_convert.data.ready import ready_batches
+from latte_convert.data.feed import place as placed_like
+from latte_convert.data.ready import read_batches, ready_batches
 from latte_convert.data.suitability import Suitability
 from latte_convert.errors import CheckpointError, DataError, RecipeError, UsageError, first_line, is_shortage
 from latte_convert.kernels.base import Kernel
@@ -97,7 +102,7 @@ class Task:
 
 
 def open_task(
-    model: str | Path | nn.Module,
+    model: str | Path | nn.Module | None,
     calib: Samples | Iterable[dict[str, Any]],
     recipe: Recipe,
     *,
@@ -122,7 +127,9 @@ def open_task(
             raise UsageError("work is kept for a checkpoint, which its files tell from others: give its directory.")
         return _open_loaded(model, calib, recipe, kernels, model_factory)
     if model_factory is not None:
-        raise UsageError("model_factory is for a loaded model; a checkpoint's own library builds it. Leave it out.")
+        return _open_built(model, model_factory, places or calib, recipe, kernels, device)
+    if model is None:
+        raise UsageError("give a model, or a model factory that builds one.")
     if not places:
         raise DataError("ready batches go with a loaded model; give a folder or file of samples for a checkpoint.")
     from latte_convert.checkpoints.resolve import resolve
@@ -134,6 +141,7 @@ def open_task(
     device = choose_device(device)
     store = Store(work) if work is not None else None
     source = resolve(model, revision=revision, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    _check_placed(source.library, recipe)
     for file in source.weights:
         check_header(file)
     snapshot = take_snapshot(source)
@@ -186,22 +194,22 @@ def _try(host: Host, processor: Processor, seen: Suitability, sample: Sample) ->
     Raises:
         BadSample: Its processor, or the model itself, does not take it.
     """
-    _run(host, inputs_of(sample, processor, host.model), seen)
+    _run(host.model, inputs_of(sample, processor, host.model), seen)
 
 
-def _run(host: Host, inputs: Inputs, seen: Suitability) -> None:
+def _run(model: nn.Module, inputs: Inputs, seen: Suitability) -> None:
     """Run the original once, and look at what it is given.
 
     Raises:
         BadSample: It does not run, or returns numbers that are not finite.
     """
     try:
-        output = host.run(inputs)
+        output = run(model, inputs)
     except Exception as error:  # whatever a model's forward runs into
         if is_shortage(error):
             raise
         shapes = {key: tuple(value.shape) for key, value in inputs.kwargs.items() if hasattr(value, "shape")}
-        raise BadSample(f"{type(host.model).__name__} does not run on {shapes}: {first_line(error)}") from error
+        raise BadSample(f"{type(model).__name__} does not run on {shapes}: {first_line(error)}") from error
     broken = [name for name, tensor in named_outputs(output) if not bool(tensor.isfinite().all())]
     if broken:
         raise BadSample(
@@ -211,16 +219,16 @@ def _run(host: Host, inputs: Inputs, seen: Suitability) -> None:
     seen.add(inputs.kwargs)
 
 
-def _run_batch(host: Host, batch: Batch, place: int, seen: Suitability) -> None:
-    """Run the original on a ready batch, the ``place``-th.
+def _run_batch(model: nn.Module, batch: Batch, number: int, seen: Suitability) -> None:
+    """Run the original on a ready batch, the ``number``-th.
 
     Raises:
         DataError: It does not run.
     """
     try:
-        _run(host, Inputs(batch), seen)
+        _run(model, Inputs(batch), seen)
     except BadSample as error:
-        raise DataError(f"batch {place}: {error}.") from error
+        raise DataError(f"batch {number}: {error}.") from error
 
 
 def _check_rebuilt(model: nn.Module, inputs: Inputs) -> None:
@@ -263,8 +271,32 @@ def _sample_places(calib: Any) -> list[str | Path]:
     return []
 
 
+def _open_built(
+    weights: str | Path | None,
+    factory: str,
+    calib: Any,
+    recipe: Recipe,
+    kernels: tuple[Candidate, ...],
+    device: str,
+) -> Task:
+    """A module that a function builds, on ready batches in memory or in files."""
+    from latte_convert.environment import choose_device
+
+    batches = read_batches(calib) if _sample_places(calib) else calib
+    model = load_module(factory, weights).to(choose_device(device))
+    like = next(model.parameters(), torch.empty(0))
+    placed = [{name: placed_like(value, like) for name, value in batch.items()} for batch in batches]
+    return _open_loaded(model, placed, recipe, kernels, factory, checked=True)
+
+
 def _open_loaded(
-    model: nn.Module, calib: Any, recipe: Recipe, kernels: tuple[Candidate, ...], factory: str | None
+    model: nn.Module,
+    calib: Any,
+    recipe: Recipe,
+    kernels: tuple[Candidate, ...],
+    factory: str | None,
+    *,
+    checked: bool = False,
 ) -> Task:
     if _sample_places(calib):
         raise DataError(
@@ -278,30 +310,71 @@ def _open_loaded(
             f"this {type(model).__name__} is converted already: give the original, which 'latte restore' writes."
         )
     check_ready(model)
-    host = Host.of(model)
-    if factory is not None:
+    if factory is not None and not checked:
         check_factory(factory, model)
-    sites = restrict(host.sites(), recipe)
+    host = Host.of(model) if of_library(model) is not None else None
+    if host is not None:  # its code tells, before anything runs
+        _check_placed(host.adapter.name, recipe)
+        restrict(host.sites(), recipe)
     batches = ready_batches(calib, max(2, recipe.min_samples))
     held = max(1, round(len(batches) * recipe.holdout))
     seen = Suitability()
     model.eval()
-    for place, batch in enumerate(batches, 1):
-        _run_batch(host, batch, place, seen)
+    for number, batch in enumerate(batches, 1):
+        _run_batch(model, batch, number, seen)
+    samples = list(map(Inputs, batches))
+    if host is None:
+        host = Host.of(model, partial(plain_adapter, model, samples, grid=recipe.sides, prefix=recipe.prefix))
+    sites = restrict(host.sites(), recipe)
     by_library = factory is None and is_rebuilt(model)
     if by_library:
         _check_rebuilt(model, Inputs(batches[0]))
     feed = BatchFeed(batches[:-held])
+    usable = _usable(host, sites, feed, kernels)
+    _check_grid(host, usable, samples[0], recipe)
     return Task(
         host=host,
         recipe=recipe,
-        sites=_usable(host, sites, feed, kernels),
+        sites=usable,
         candidates=kernels,
         fitting=feed,
         holdout=BatchFeed(batches[-held:]),
         factory=factory,
         rebuilt=by_library,
         notes=tuple(seen.warnings()),
+    )
+
+
+def _check_placed(library: str, recipe: Recipe) -> None:
+    """Refuse a grid or a prefix for a model of a library.
+
+    Raises:
+        RecipeError: They are given.
+    """
+    given = [name for name in ("grid", "prefix") if getattr(recipe, name) is not None]
+    if given:
+        raise RecipeError(
+            f"{' and '.join(given)}: {library} knows how the tokens of its models lie; this is for modules that no "
+            "library knows. Leave it out."
+        )
+
+
+def _check_grid(host: Host, sites: Iterable[AttentionSite], inputs: Inputs, recipe: Recipe) -> None:
+    """Refuse a grid that no site has.
+
+    Raises:
+        RecipeError: There is none; the message says how many tokens there are.
+    """
+    called = [site for site in sites if site.layout is not None]
+    if recipe.sides is None or any(site.layout.grid == recipe.sides for site in called if site.layout):
+        return
+    keys: set[int] = set()
+    with host.watch({site.name: lambda call: keys.add(call.key.shape[2]) for site in called}):
+        host.run(inputs)
+    before = "" if recipe.prefix is None else f" with {recipe.prefix} before them"
+    raise RecipeError(
+        f"grid {recipe.grid}: no attention site has the {prod(recipe.sides)} tokens of it{before}; the first sample "
+        f"gives {some(map(str, sorted(keys))) or 'none'}."
     )
 
 

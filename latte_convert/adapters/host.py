@@ -10,11 +10,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from latte_convert.adapters.convert import Applied, Changes, apply
-from latte_convert.adapters.find import find_adapter
+from latte_convert.adapters.find import Otherwise, find_adapter
+from latte_convert.adapters.plain import owner
 from latte_convert.attention import Adapter, AttentionSite, Handler
 from latte_convert.data.feed import Inputs, run
 from latte_convert.errors import CheckpointError
 from latte_convert.wording import some
+
+_NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,13 @@ class Host:
     adapter: Adapter
 
     @classmethod
-    def of(cls, model: nn.Module) -> Host:
-        """A model with the adapter of its library.
+    def of(cls, model: nn.Module, otherwise: Otherwise | None = None) -> Host:
+        """A model with the adapter of its library, or with the one that ``otherwise`` makes, see ``find_adapter``.
 
         Raises:
             CheckpointError: No adapter knows the model's class.
         """
-        return cls(model, find_adapter(model))
+        return cls(model, find_adapter(model, otherwise))
 
     def sites(self) -> list[AttentionSite]:
         """Every attention module in order of the module tree, the ones that cannot be converted included.
@@ -61,13 +64,14 @@ class Host:
     def block(self, site: str) -> str:
         """Name of the transformer block around a site: its nearest ancestor that is an item of a module list.
 
-        Where a model has no such list, the site itself stands in for its block.
+        Where a model has no such list, the site itself stands in for its block, or the module whose calls it is of.
         """
         parts = site.split(".")
         for end in range(len(parts) - 1, 0, -1):
-            if isinstance(self.model.get_submodule(".".join(parts[:end])), nn.ModuleList | nn.Sequential):
+            around, block = (self.model.get_submodule(".".join(parts[:e])) for e in (end, end + 1))
+            if isinstance(around, nn.ModuleList | nn.Sequential) and not isinstance(block, _NEVER_CALLED):
                 return ".".join(parts[: end + 1])
-        return site
+        return owner(self.model, site)
 
     def output_projection(self, site: str) -> nn.Linear | None:
         """The linear layer that reads a site's attention output, or None where it cannot be told."""
@@ -91,7 +95,10 @@ class Host:
 
         def record(name: str) -> Any:
             def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-                first = (output[0] if isinstance(output, tuple | list) else output).detach()
+                first = output[0] if isinstance(output, tuple | list) else output
+                if not isinstance(first, Tensor):  # a model that is its own block may return anything
+                    return
+                first = first.detach()
                 # PyTorch's encoder layers hand padded batches on as nested tensors.
                 outputs[name] = first.to_padded_tensor(0.0) if first.is_nested else first.clone()
 

@@ -207,6 +207,17 @@ def _write(memory: Any, known: dict[MapSize, Size]) -> None:
         setattr(memory, _NOTES, {**notes, **known})
 
 
+@dataclass(frozen=True)
+class GivenSize:
+    """A map whose size a user has given."""
+
+    size: Size
+
+    def sizes(self) -> tuple[Size, ...]:
+        """As of ``MapSize``."""
+        return (self.size,)
+
+
 @dataclass
 class SiteLayout:
     """What is known of the layout of one site before it is called.
@@ -219,7 +230,7 @@ class SiteLayout:
 
     prefix: int | None = None
     cross: bool = False
-    maps: tuple[MapSize, ...] = ()
+    maps: tuple[MapSize | GivenSize, ...] = ()
 
     def of(self, queries: int, keys: int) -> TokenLayout:
         """The layout of one call.
@@ -231,6 +242,8 @@ class SiteLayout:
         aligned, known = not self.cross and queries == keys, self.prefix or 0
         for inferred in (False, True):
             for seen in self.maps:
+                if inferred and isinstance(seen, GivenSize) and self.prefix is not None:
+                    continue
                 fitting = [size for size in seen.sizes() if _fits(size, keys, None if inferred else known)]
                 if len(fitting) > 1:
                     raise CheckpointError(_AMBIGUOUS.format(*fitting))
@@ -253,7 +266,14 @@ def _fits(size: Size, keys: int, prefix: int | None) -> bool:
 
 
 def watch(
-    model: nn.Module, site: str, undo: ExitStack, *, image: bool, prefix: int | None = None, cross: bool = False
+    model: nn.Module,
+    site: str,
+    undo: ExitStack,
+    *,
+    image: bool,
+    prefix: int | None = None,
+    cross: bool = False,
+    grid: Size | None = None,
 ) -> SiteLayout:
     """Have the convolutions that may make a site's tokens note the sizes of their maps.
 
@@ -264,6 +284,7 @@ def watch(
         image: Whether its keys may be an image: if not, nothing is watched.
         prefix: Tokens before the patches among its keys, or None where the model does not say.
         cross: Whether queries and keys are different tokens.
+        grid: The size of a map that a user has given.
 
     Returns:
         What tells the layout of each call.
@@ -275,7 +296,8 @@ def watch(
         outside = [seen for found, seen in maps.items() if not f"{found}.".startswith(f"{name}.")]
         entry.maps = list(dict.fromkeys([*entry.maps, *outside]))
     own = [InputSize.on(model.get_submodule(site), undo)] if image else []
-    return SiteLayout(prefix if image else None, cross, (*maps.values(), *own))
+    given = [] if grid is None else [GivenSize(grid)]
+    return SiteLayout(prefix if image else None, cross, (*given, *maps.values(), *own))
 
 
 def _on_the_way(model: nn.Module, site: str) -> Iterator[str]:

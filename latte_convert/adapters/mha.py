@@ -26,9 +26,17 @@ _TOWERS = {"visual": "vision", "vision": "vision", "text": "text", "encoder": "e
 
 
 class TorchAdapter:
-    """Any model with ``torch.nn.MultiheadAttention`` modules in it."""
+    """Any model with ``torch.nn.MultiheadAttention`` modules in it.
+
+    Args:
+        grid: How its tokens lie, where a user says so; see ``Recipe``.
+        prefix: See ``Recipe``.
+    """
 
     name = "torch"
+
+    def __init__(self, grid: tuple[int, ...] | None = None, prefix: int | None = None) -> None:
+        self.grid, self.prefix = grid, prefix
 
     @staticmethod
     def accepts(model: nn.Module) -> bool:
@@ -41,7 +49,7 @@ class TorchAdapter:
         ``causal`` is False for all of them: whether one is causal is up to each call's mask.
         """
         return [
-            describe(name, module, tower=_tower(name))
+            describe(name, module, tower=tower_of(name))
             for name, module in model.named_modules()
             if name and isinstance(module, nn.MultiheadAttention)
         ]
@@ -49,11 +57,11 @@ class TorchAdapter:
     def route(self, model: nn.Module, site: str, handler: Handler) -> Callable[[], None]:
         """Send the calls of one attention module to ``handler``; routes nest, and undo in any order."""
         module: nn.MultiheadAttention = model.get_submodule(site)  # type: ignore[assignment]
-        tower = _tower(site)
+        tower = tower_of(site)
         cross = describe(site, module, tower=tower).kind == "cross"
         # Keys of a detector are its feature map; object queries and tokens of an unknown model are none.
-        image = cross or tower in ("vision", "encoder")
-        return route_site(model, site, handler, stand_in, image=image, cross=cross)
+        image = cross or tower in ("vision", "encoder") or self.grid is not None
+        return route_site(model, site, handler, stand_in, image=image, cross=cross, prefix=self.prefix, grid=self.grid)
 
     def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
         """The module's ``out_proj``."""
@@ -171,7 +179,8 @@ def obstacle(module: nn.MultiheadAttention) -> str | None:
     return replaced_forward(module)
 
 
-def _tower(name: str) -> str:
+def tower_of(name: str) -> str:
+    """The tower of a module, as far as its path tells; else ``model``."""
     parts = name.lower().split(".")
     found = (tower for part in parts for word, tower in _TOWERS.items() if word in part)
     return next(found, "model")

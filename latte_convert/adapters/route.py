@@ -116,12 +116,13 @@ def route_site(
     image: bool,
     prefix: int | None = None,
     cross: bool = False,
+    grid: tuple[int, ...] | None = None,
     **settings: Any,
 ) -> Callable[[], None]:
     """``route`` for a module of a model, with the layout of its tokens; its arguments as in ``watch``."""
     module = model.get_submodule(site)
     with ExitStack() as undo:
-        layout = watch(model, site, undo, image=image, prefix=prefix, cross=cross)
+        layout = watch(model, site, undo, image=image, prefix=prefix, cross=cross, grid=grid)
         undo.callback(route(module, handler, stand_in, layout=layout, **settings))
         if stand_in is not None:
             # A fused encoder layer of PyTorch computes attention itself unless a module in it has hooks.

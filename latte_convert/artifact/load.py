@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,15 +14,19 @@ from torch import Tensor, nn
 from latte_convert.adapters.convert import Applied, is_hybrid
 from latte_convert.adapters.host import Host
 from latte_convert.adapters.merging import Merge, merges_of
+from latte_convert.adapters.mha import tower_of
+from latte_convert.adapters.plain import PlainAdapter
 from latte_convert.artifact.adapter import read_adapter
 from latte_convert.artifact.check import artifact_directory, check_files, check_probe, open_source, original_tensors
 from latte_convert.artifact.manifest import Manifest, SiteRecord, read_manifest
 from latte_convert.artifact.record import record_loading
+from latte_convert.attention import Adapter, AttentionSite
 from latte_convert.checkpoints.module import build_module
 from latte_convert.errors import CheckpointError, IntegrityError, LatteError, UsageError, first_line, nearest
 from latte_convert.kernels.base import Kernel
 from latte_convert.kernels.registry import get_kernel, kernel_names
 from latte_convert.names import is_ours
+from latte_convert.recipe import Recipe
 from latte_convert.wording import some
 
 if TYPE_CHECKING:
@@ -136,7 +141,7 @@ def open_artifact(
                 "one of them was changed."
             )
         filled, unexpected = source.instantiate(originals, manifest.recipe.get("resolution"))
-        host = Host.of(filled)
+        host = Host.of(filled, None if module is None else partial(_remembered, filled, manifest))
     except CheckpointError as error:
         if module is not None:
             raise  # the module that was given is at fault, not the artifact
@@ -154,6 +159,18 @@ def open_artifact(
         _keep_dtypes(filled, originals)
     filled.to(device)
     return Artifact(path, host, kernels, manifest, source)
+
+
+def _remembered(model: nn.Module, manifest: Manifest, apart: Sequence[str]) -> Adapter:
+    """The adapter of a module that no library builds, from what was seen when it was converted."""
+    assert manifest.module is not None
+    converted = {site.name: (site.causal, site.heads, site.head_dim) for site in manifest.sites}
+    sites = [
+        AttentionSite(name, tower_of(name), "self", *converted.get(name, (False, 1, 1)), eligible=name in converted)
+        for name in manifest.module.attention
+    ]
+    placed = Recipe.model_construct(grid=manifest.recipe.get("grid"), prefix=manifest.recipe.get("prefix"))
+    return PlainAdapter(model, sites, apart=apart, grid=placed.sides, prefix=placed.prefix)
 
 
 def _read(path: Path, manifest: Manifest, source: Checkpoint) -> dict[str, Tensor]:

@@ -58,6 +58,9 @@ class ModuleRecord(_Model):
     factory: str | None = Field(
         pattern=f"^{FACTORY}$", description="Import path of a function that builds it, package.module:function."
     )
+    attention: list[str] = Field(
+        default_factory=list, description="Everything in it that was seen to compute attention, converted or not."
+    )
 
 
 class CalibrationRecord(_Model):

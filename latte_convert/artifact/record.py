@@ -88,7 +88,7 @@ def record_conversion(task: Task, plan: Plan) -> None:
             unexpected_keys=list(task.unexpected_keys),
         ),
         weights="source" if source else "in memory",
-        module=None if task.rebuilt else ModuleRecord(kind=_import_path(type(model)), factory=task.factory),
+        module=None if task.rebuilt else _module_record(task),
         recipe=task.recipe.resolved().model_dump(mode="json"),
         calibration=CalibrationRecord(
             fingerprint=fingerprint(samples),
@@ -114,6 +114,12 @@ def record_conversion(task: Task, plan: Plan) -> None:
         files={},
     )
     model.__dict__[RECORD] = Record(manifest, source, task.snapshot)
+
+
+def _module_record(task: Task) -> ModuleRecord:
+    return ModuleRecord(
+        kind=_import_path(type(task.host.model)), factory=task.factory, attention=[site.name for site in task.sites]
+    )
 
 
 def _import_path(kind: type) -> str:

@@ -17,6 +17,7 @@ from latte_convert.checkpoints.base import Checkpoint
 from latte_convert.checkpoints.weights import Place, read_file, weight_files
 from latte_convert.errors import CheckpointError, first_line
 from latte_convert.names import FACTORY
+from latte_convert.wording import some
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,11 +56,32 @@ def build_module(factory: str) -> nn.Module:
     return module
 
 
+def load_module(factory: str, weights: str | Path | None) -> nn.Module:
+    """A module that a function builds, with the weights of a file or directory, strictly, or with its own.
+
+    Raises:
+        CheckpointError: The function does not build one, or the weights are not there or are not its own.
+    """
+    module = build_module(factory)
+    if weights is None:
+        return module.eval()
+    path = Path(weights).expanduser()
+    if not path.exists():
+        raise CheckpointError(
+            f"there is no {path}: beside a model factory, MODEL is a safetensors file or a directory with one."
+        )
+    source = ModuleCheckpoint(path.absolute(), f"{type(module).__module__}:{type(module).__qualname__}", module)
+    filled, unexpected = source.instantiate(source.read_tensors())
+    if unexpected:
+        raise CheckpointError(f"{path} holds tensors that {factory} has no place for: {some(unexpected, 5)}.")
+    return filled
+
+
 class ModuleCheckpoint(Checkpoint):
     """The tensors of a module and, once it is given, the module to fill with them.
 
     Args:
-        path: Its directory.
+        path: Its directory, or its weight file.
         kind: Import path of its class, for messages.
         module: What to fill; None where only the tensors are read.
     """
@@ -67,7 +89,7 @@ class ModuleCheckpoint(Checkpoint):
     library = "torch"
 
     def __init__(self, path: Path, kind: str, module: nn.Module | None = None) -> None:
-        place = Place(str(path), path)
+        place = Place(str(path), path.parent, path) if path.is_file() else Place(str(path), path)
         super().__init__(place, weight_files(place), {})
         self.kind = kind
         self.module = module

@@ -59,12 +59,26 @@ def verify(
     directory: options.Directory,
     trust_remote_code: options.Remote = False,
     allow_import: options.AllowImport = False,
+    model_factory: Annotated[
+        str | None,
+        typer.Option(
+            "--model-factory",
+            metavar="MODULE:FUNCTION",
+            rich_help_panel=options.MODEL,
+            help="Import and call another function that builds the artifact's model.",
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Check hashes, strict reload and parity of an artifact; exit code 5 if one of them fails. For CI."""
     from latte_convert.artifact.verify import verify as check
 
-    found = check(directory, trust_remote_code=trust_remote_code, allow_import=allow_import)
+    module = None
+    if model_factory is not None:
+        from latte_convert.checkpoints.module import build_module
+
+        module = build_module(model_factory)
+    found = check(directory, model=module, trust_remote_code=trust_remote_code, allow_import=allow_import)
     if json:
         console.document({"ok": True, **found.__dict__})
         return

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @options.takes_recipe
 def convert(
-    model: options.Model,
     calib: options.Calib,
+    model: options.Model = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="DIR", rich_help_panel=options.OUTPUT, help="Artifact to create."),
@@ -45,6 +45,7 @@ def convert(
     revision: options.Revision = None,
     allow_pickle: options.Pickle = False,
     trust_remote_code: options.Remote = False,
+    model_factory: options.Factory = None,
     *,
     recipe: Recipe,
 ) -> None:
@@ -61,6 +62,7 @@ def convert(
         "revision": revision,
         "allow_pickle": allow_pickle,
         "trust_remote_code": trust_remote_code,
+        "model_factory": model_factory,
         "work": work,
     }
     if dry_run:
@@ -70,8 +72,10 @@ def convert(
     from latte_convert.conversion import convert as run
 
     assert out is not None
-    check_outside(out, Path(model).expanduser())
-    check_target(out, overwrite=overwrite, protect=[Path(place).expanduser() for place in (model, *calib)])
+    given = [Path(place).expanduser() for place in (model, *calib) if place is not None]
+    if model is not None:
+        check_outside(out, given[0])
+    check_target(out, overwrite=overwrite, protect=given)
     with console.log_to_stderr(), console.progress() as progress:
         outcome = run(model, calib, recipe=recipe, progress=progress, **loading)
         interrupts.heed()
@@ -90,8 +94,8 @@ def convert(
 
 @options.takes_recipe
 def score(
-    model: options.Model,
     calib: options.Calib,
+    model: options.Model = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -117,6 +121,7 @@ def score(
     revision: options.Revision = None,
     allow_pickle: options.Pickle = False,
     trust_remote_code: options.Remote = False,
+    model_factory: options.Factory = None,
     *,
     recipe: Recipe,
 ) -> None:
@@ -140,13 +145,14 @@ def score(
         revision=revision,
         allow_pickle=allow_pickle,
         trust_remote_code=trust_remote_code,
+        model_factory=model_factory,
     )
     if out is not None:
         write_report(report, out)
     _show_plan(report, json)
 
 
-def _score(model: str, calib: list[str], **arguments: Any) -> Report:
+def _score(model: str | None, calib: list[str], **arguments: Any) -> Report:
     from latte_convert.conversion import score as run
 
     with console.log_to_stderr(), console.progress() as progress:

@@ -17,7 +17,7 @@ from latte_convert.recipe import BUDGETS, Recipe
 MODEL, DATA, OUTPUT = "Model", "Calibration", "Output"
 
 Model = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="MODEL",
         help="A Hub id, a local directory or safetensors file, timm:NAME, open_clip:ARCH/TAG, or an artifact of "
@@ -32,6 +32,16 @@ Calib = Annotated[
         rich_help_panel=DATA,
         help="Unlabelled samples: a folder, a .txt/.jsonl/.csv/.parquet/.tar file, or hf:NAME[:SPLIT[:SLICE]]. "
         "Twice, images and texts, for a model with a tower for each.",
+    ),
+]
+Factory = Annotated[
+    str | None,
+    typer.Option(
+        "--model-factory",
+        metavar="MODULE:FUNCTION",
+        rich_help_panel=MODEL,
+        help="Import and call a function of yours that builds the model, such as my.module:build. MODEL is then its "
+        "weights, if they are not its own, and DATA a folder of .safetensors files, each with the tensors of one call.",
     ),
 ]
 Work = Annotated[

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from latte_convert.data.feed import different
 from latte_convert.data.processor import Batch
-from latte_convert.errors import DataError
+from latte_convert.errors import DataError, first_line
 from latte_convert.wording import some
 
 _WANTED = (
@@ -37,6 +38,33 @@ def ready_batches(given: Any, least: int) -> list[Batch]:
             f"{_WANTED}."
         )
     return batches
+
+
+def read_batches(places: Sequence[str | Path]) -> list[Batch]:
+    """Ready batches from safetensors files, each the tensors of one call by the names of its arguments.
+
+    Args:
+        places: Such files, and folders of them, which are read by name.
+
+    Raises:
+        DataError: There are none, or one cannot be read.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    files: list[Path] = []
+    for place in map(Path, places):
+        inside = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
+        if not inside or not all(file.suffix == ".safetensors" and file.is_file() for file in inside):
+            raise DataError(
+                f"{place} holds no ready batches: a module of a factory has no preprocessing, and takes a folder of "
+                ".safetensors files, each with the tensors of one call by the names of its forward's arguments."
+            )
+        files += inside
+    try:
+        return [load_file(file, backend="pread") for file in files]
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"a ready batch among {some(map(str, files))} cannot be read: {first_line(error)}.") from None
 
 
 def _batch(item: Any, place: int) -> Batch:

@@ -139,7 +139,10 @@ class Replay:
 
 
 def _siblings(model: nn.Module, block: str) -> Iterator[nn.Module]:
-    """The children of every ancestor of a block, the block among them."""
+    """The children of every ancestor of a block, the block among them; the model itself where that is the block."""
+    if not block:
+        yield model
+        return
     parent = model
     for part in block.split("."):
         yield from parent.children()

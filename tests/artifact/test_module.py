@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import latte_convert
 from latte_convert.artifact.manifest import read_manifest
-from latte_convert.errors import CheckpointError, IntegrityError, UsageError
+from latte_convert.errors import CheckpointError, DataError, IntegrityError, UsageError
 from latte_convert.recipe import Recipe
 
 pytestmark = pytest.mark.slow
@@ -141,6 +141,60 @@ def test_a_factory_is_called_only_with_consent(model: Any, scorer: Any, tmp_path
     assert "Traceback" not in err
 
 
+@pytest.fixture
+def batches(tmp_path: Path) -> Path:
+    """A folder of ready batches."""
+    folder = tmp_path / "batches"
+    folder.mkdir()
+    for number, batch in enumerate(images()):
+        save_file(batch, folder / f"{number}.safetensors")
+    return folder
+
+
+def test_a_factory_on_the_command_line(model: Any, batches: Path, tmp_path: Path, latte: Any) -> None:
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    given = ("--model-factory", "scorer_of_mine:build", "--calib", batches, "--kernel", "latte", "--ratio", "1")
+    code, out, err = latte("convert", tmp_path / "weights.safetensors", *given, "--out", tmp_path / "hybrid")
+    assert code == 0, err
+    saved = load_file(tmp_path / "hybrid" / "model.safetensors")
+    assert all(torch.equal(saved[key], tensor) for key, tensor in model.state_dict().items())
+    assert latte("verify", tmp_path / "hybrid", "--model-factory", "scorer_of_mine:build")[0] == 0
+    assert latte("verify", tmp_path / "hybrid", "--allow-import")[0] == 0
+    code, out, err = latte("score", *given)
+    assert code == 0, err
+    assert out.splitlines() == ["encoder.layers.0.self_attn", "encoder.layers.1.self_attn"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "message"),
+    [
+        ({"--model-factory": "no_such_home:build"}, 3, "cannot be imported: No module named 'no_such_home'"),
+        ({"--model-factory": "scorer_of_mine:build_nothing"}, 3, "returned a NoneType, not a torch module"),
+        ({"--model-factory": None}, 2, "give a model, or a model factory that builds one"),
+        ({"--calib": "photos"}, 3, "holds no ready batches"),
+        ({"--calib": "damaged"}, 3, "cannot be read"),
+        ({"MODEL": "nowhere.safetensors"}, 3, "there is no nowhere.safetensors: beside a model factory, MODEL is"),
+        ({"MODEL": "other.safetensors"}, 3, "does not fill Scorer"),
+        ({"--grid": "7x7"}, 3, "grid 7x7: no attention site has the 49 tokens of it; the first sample gives 36."),
+    ],
+)
+def test_bad_factories_on_the_command_line(
+    scorer: Any, batches: Path, photos: Path, tmp_path: Path, latte: Any, monkeypatch: Any, changed: Any, code: int,
+    message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").symlink_to(photos)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "1.safetensors").write_bytes(b"no")
+    save_file({"weight": torch.ones(2)}, tmp_path / "other.safetensors")
+    given = {"--model-factory": "scorer_of_mine:build", "--calib": str(batches), "--out": "hybrid"} | changed
+    place = [given.pop("MODEL")] if "MODEL" in given else []
+    found, _, err = latte("convert", *place, *(word for pair in given.items() if pair[1] for word in pair))
+    assert (found, message in " ".join(err.split())) == (code, True), err
+    assert "Traceback" not in err
+    assert not (tmp_path / "hybrid").exists()
+
+
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
@@ -181,7 +235,7 @@ def test_a_library_builds_its_own(tiny_dino: Path, photos: Path, model: Any, tmp
     result = latte_convert.convert(tiny_dino, photos, recipe=Recipe(kernel="latte", samples=4), progress=False)
     with pytest.raises(UsageError, match="leave out `model`"):
         latte_convert.load(result.save(tmp_path / "hybrid"), model=model)
-    with pytest.raises(UsageError, match="model_factory is for a loaded model"):
+    with pytest.raises(DataError, match="holds no ready batches: a module of a factory has no preprocessing"):
         latte_convert.convert(tiny_dino, photos, model_factory="scorer_of_mine:build")
 
 
