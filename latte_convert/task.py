@@ -122,9 +122,9 @@ def open_task(
     """
     kernels = recipe.kernels()
     places = _sample_places(calib)
+    if work is not None and (isinstance(model, nn.Module) or model_factory is not None):
+        raise UsageError("work is kept for a checkpoint, which its files tell from others: give its directory.")
     if isinstance(model, nn.Module):
-        if work is not None:
-            raise UsageError("work is kept for a checkpoint, which its files tell from others: give its directory.")
         return _open_loaded(model, calib, recipe, kernels, model_factory)
     if model_factory is not None:
         return _open_built(model, model_factory, places or calib, recipe, kernels, device)

@@ -22,6 +22,8 @@ from latte_convert.errors import CheckpointError, RecipeError
 from latte_convert.recipe import Recipe
 from latte_convert.task import open_task
 
+pytestmark = pytest.mark.slow
+
 
 def one(inputs: dict[str, Tensor], number: int = 0) -> dict[str, Tensor]:
     """One sample, another for each number."""
