@@ -46,6 +46,7 @@ class Found:
         dropout: Dropout of attention weights that would be applied now.
         obstacle: What else is done to the logits or the weights, or None.
         origin: What was running when the logits were computed, see ``Watched``.
+        parts: Where the module has put as many tokens together as there are keys: how many were of each kind.
     """
 
     query: Tensor
@@ -58,6 +59,7 @@ class Found:
     dropout: float = 0.0
     obstacle: str | None = None
     origin: Any = None
+    parts: Shape = ()
 
 
 Attend = Callable[[Found], Tensor]
@@ -108,17 +110,31 @@ class Watched(TorchFunctionMode):
         super().__init__()
         self.attend, self.origin, self.at_once = attend, origin, at_once
         self._depth = _depth.get()
+        self._parts: dict[int, Shape] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at one call; whatever it calls itself is not looked at."""
         kwargs = kwargs or {}
-        if _depth.get() == self._depth and (func in _FUSED or func in _PRODUCTS):
-            if func in _FUSED:
-                return self.attend(_fused(func, *_plain(args), origin=self.origin(), **_plain(kwargs)))
-            product = None if any(isinstance(each, Logits) for each in args) else _product(func, args, kwargs)
+        if _depth.get() != self._depth:
+            return func(*args, **kwargs)
+        if func in _FUSED:
+            return self.answer(_fused(func, *_plain(args), origin=self.origin(), **_plain(kwargs)))
+        if func in _PRODUCTS and not any(isinstance(each, Logits) for each in args):
+            product = _product(func, args, kwargs)
             if product is not None:
                 return Logits.of(replace(product, origin=self.origin()), self, lambda: func(*args, **kwargs))
+        if func in _JOINING:
+            self._note(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def answer(self, found: Found) -> Tensor:
+        """Attention, of tokens that may have been put together."""
+        return self.attend(replace(found, parts=self._parts.get(found.key.shape[-2], ())))
+
+    def _note(self, tensors: Any, dim: int = 0, **_: Any) -> None:
+        if all(isinstance(each, Tensor) and each.dim() > 2 and each.dim() > dim for each in tensors):
+            sizes = tuple(each.shape[dim] for each in tensors)
+            self._parts[sum(sizes)] = sizes
 
 
 def _fused(
@@ -404,7 +420,7 @@ def _answered(weights: Logits, func: Any, args: Any, kwargs: Any) -> Tensor | No
         return computed.permute([order.index(place) for place in range(len(order))])
 
     unchanged = made.seen == made.versions
-    answer = weights.watched.attend(
+    answer = weights.watched.answer(
         Found(
             made.query, made.key, value.expand(*made.lead, *value.shape[-2:]), exact, made.scale, made.masks,
             dropout=made.dropout, origin=made.origin,
@@ -536,6 +552,7 @@ _FUSED = {
     torch.ops.aten.scaled_dot_product_attention,
     torch.ops.aten.scaled_dot_product_attention.default,
 }
+_JOINING = {torch.cat, torch.concat, torch.concatenate}
 _MATMUL = (_of_matmul, _values_of_matmul)
 _PRODUCTS: dict[Any, Any] = {
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm), _MATMUL),

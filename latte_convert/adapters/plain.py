@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
+from math import prod
 from typing import Any
 
 import torch
@@ -150,13 +151,42 @@ def _answer(site: nn.Module, its_route: Route | None, found: Found) -> Tensor:
     """What the latest handler of a site makes of an attention, or the original."""
     if its_route is None or not its_route.handlers:
         return found.exact()
-    output = its_route.ask(_described(site, its_route, found))
+    layout, behind = _placed(its_route.layout, found)
+    output = its_route.ask(_described(site, layout, _rolled(found, behind), its_route.causal))
     if output is None:
         return found.exact()
-    return output.to(found.value.dtype).reshape(*found.query.shape[:-1], found.value.shape[-1])
+    output = output.to(found.value.dtype).reshape(*found.query.shape[:-1], found.value.shape[-1])
+    return output.roll(-behind, -2) if behind else output
 
 
-def _described(site: nn.Module, its_route: Route, found: Found) -> SiteCall:
+def _placed(layout: SiteLayout, found: Found) -> tuple[SiteLayout, int]:
+    """The layout of image tokens that a module has put together with others, such as a text's, and how many follow.
+
+    Those that follow are moved to the front, so that all others stand before the grid.
+    """
+    keys = found.key.shape[-2]
+    if found.parts and layout.prefix is None and found.query.shape[-2] == keys and not found.causal:
+        for size in (prod(size) for seen in layout.maps for size in seen.sizes()):
+            if size in found.parts:
+                place = found.parts.index(size)
+                return replace(layout, prefix=keys - size), sum(found.parts[place + 1 :])
+    return layout, 0
+
+
+def _rolled(found: Found, behind: int) -> Found:
+    """An attention with its last tokens in front of the others."""
+    if not behind:
+        return found
+    rows = [mask.roll(behind, -1) for mask in found.masks]
+    return replace(
+        found,
+        query=found.query.roll(behind, -2), key=found.key.roll(behind, -2), value=found.value.roll(behind, -2),
+        exact=lambda: found.exact().roll(behind, -2),
+        masks=tuple(mask.roll(behind, -2) if mask.dim() > 1 and mask.shape[-2] > 1 else mask for mask in rows),
+    )  # fmt: skip
+
+
+def _described(site: nn.Module, layout: SiteLayout, found: Found, causal: bool = False) -> SiteCall:
     """An attention as a call of a site: without dimensions of its own for heads it has one."""
     lead = found.query.dim() - 2
 
@@ -166,8 +196,8 @@ def _described(site: nn.Module, its_route: Route, found: Found) -> SiteCall:
     masks = [four(mask.reshape((1,) * (lead + 2 - mask.dim()) + mask.shape)) for mask in found.masks]
     query, key, value = map(four, (found.query, found.key, found.value))
     return attention_call(
-        site, its_route.layout, query, key, value, lambda: four(found.exact()), scale=found.scale, masks=masks,
-        causal=found.causal, triangle=its_route.causal, either=True, obstacle=found.obstacle, dropout=found.dropout,
+        site, layout, query, key, value, lambda: four(found.exact()), scale=found.scale, masks=masks,
+        causal=found.causal, triangle=causal, either=True, obstacle=found.obstacle, dropout=found.dropout,
     )  # fmt: skip
 
 
@@ -323,7 +353,7 @@ def _site(model: nn.Module, module: nn.Module, found: Found) -> AttentionSite:
     """The site of an attention; its name comes later."""
     name = next(name for name, each in model.named_modules() if each is module)
     query, key = found.query, found.key
-    call = None if query.dim() > 4 else _described(module, Route(layout=SiteLayout()), found)
+    call = None if query.dim() > 4 else _described(module, SiteLayout(), found)
     reason = "attention inside blocks of tokens" if call is None else call.obstacle
     reason = reason or replaced_forward(module)
     return AttentionSite(
