@@ -33,7 +33,7 @@ from latte_convert.selection.policy import count, plan
 from latte_convert.selection.scores import Score, paper_scores
 from latte_convert.task import Task
 
-COSTED_ON = 8
+COSTED_ON = 4
 """Calibration samples whose attention calls are counted."""
 MARGIN = 0.8
 """Share of the loss that ``min_fidelity`` allows which a plan may use up on the calibration samples."""
@@ -132,7 +132,8 @@ def choose_plan(
     if recipe.target_speedup is None:
         point = _pick(task, fitted, eligible, margin)
     else:
-        point = fast_enough(task, fitted, errors, costs, lambda: _pick(task, fitted, eligible, margin))
+        point, *slower = fast_enough(task, fitted, errors, costs, lambda: _pick(task, fitted, eligible, margin))
+        points = slower if point.merges else points
     if recipe.merge is not None and recipe.merge < 1 and not point.merges:
         point = merged(task, fitted, point)
     best = {site: point.kernels.get(site, _best(each)) for site, each in scores.items()}
@@ -212,7 +213,8 @@ def _pick(task: Task, fitted: Fitted, points: Sequence[Point], margin: float) ->
 
 def _measured(task: Task, fitted: Fitted, points: Sequence[Point], chosen: Point) -> tuple[Point, ...]:
     """Some plans of the frontier with their fidelity, for the report; the chosen one is among them."""
-    shown = [point for point in spaced(points, SHOWN) if point.kernels and not _same(point, chosen)] + [chosen]
+    some = spaced(points, SHOWN) if points else []
+    shown = [point for point in some if (point.kernels or point.merges) and not _same(point, chosen)] + [chosen]
     shown.sort(key=lambda point: -point.flops)
     drifts = drifts_of(task, fitted, shown, SHOWN_ON)
     return tuple(

@@ -15,7 +15,7 @@ LEAST = 0.1
 """Smallest share of its tokens that the last block may be left with by the tool itself."""
 CLOSE = 0.96
 """A plan that takes this share of the time it may take, or more, is as light as it gets."""
-STEPS = 4
+STEPS = 3
 """Plans that are timed at most in search of the lightest."""
 
 

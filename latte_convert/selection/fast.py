@@ -54,8 +54,8 @@ def fast_enough(
     errors: Mapping[str, Sequence[float]],
     costs: Mapping[str, SiteCost],
     alone: Callable[[], Point],
-) -> Point:
-    """The plan that loses least among those that reach ``target_speedup``: with kernels, with merging, or with both.
+) -> list[Point]:
+    """The plans that were found to reach ``target_speedup``, with kernels, with merging, or with both: the best first.
 
     What each number of converted sites and each schedule would take is foretold from a few measured times, and what
     they lose is measured on calibration samples. The best two are then set by the clock.
@@ -74,7 +74,7 @@ def fast_enough(
     assert target is not None
     blocks = _mergeable(task, fitted).blocks
     if not blocks:
-        return alone()
+        return [alone()]
     inside = {task.host.block(site): site for site in fitted.kernels}
     clock = Clock({block: inside[block] for block in blocks}, lambda point: speed_of(task, fitted, point))
     fast = [found for base, bend in _promising(task, fitted, clock, _bases(fitted, clock, errors, costs), target)
@@ -90,13 +90,15 @@ def fast_enough(
             f"no plan is {target:g} times as fast as the original; the fastest that merges tokens reaches "
             f"{clock.best:.2f}. Lower --target-speedup, or use longer inputs (--resolution).{refusal}"
         )
-    drifts = drifts_of(task, fitted, fast, len(task.fitting))
-    best = min(range(len(fast)), key=lambda index: drifts[index].error)
-    return _costed(task, fitted, fast[best], drifts[best].error) if fast[best].merges else fast[best]
+    errors_of = [drift.error for drift in drifts_of(task, fitted, fast, len(task.fitting))]
+    ranked = sorted(range(len(fast)), key=errors_of.__getitem__)
+    return [_costed(task, fitted, fast[rank], errors_of[rank]) for rank in ranked]
 
 
 def _costed(task: Task, fitted: Fitted, point: Point, error: float) -> Point:
-    """A plan that merges, with its error and the FLOPs that it was seen to take."""
+    """A plan with its error and, where it merges, the FLOPs that it was seen to take."""
+    if not point.merges:
+        return point
     share = merged_share(task.host, fitted.kernels, changes_of(fitted, point), FirstOf(task.fitting, 1))
     return replace(point, flops=share, error=error)
 
