@@ -3,7 +3,7 @@
 ``convert`` makes a hybrid, ``score`` measures how sensitive each attention layer is, ``save`` writes a hybrid as an
 artifact, ``load`` reads one back, ``push`` uploads one to the Hub, ``evaluate`` measures one beside its original,
 ``export`` writes one as ONNX, ``verify`` checks one and ``restore`` takes the exact original out of it. ``is_hybrid``
-tells a hybrid from an original.
+tells a hybrid from an original; ``record_calls`` collects what a pipeline calls a model with, to convert it on.
 Once this package is imported, Transformers' own ``from_pretrained`` and ``save_pretrained`` read and write hybrids.
 Names are imported on first use, so that ``import latte_convert`` loads no heavy library.
 """
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from latte_convert.artifact.save import save
     from latte_convert.artifact.verify import restore, verify
     from latte_convert.conversion import Result, convert, score
+    from latte_convert.data.ready import record_calls
     from latte_convert.errors import LatteError
     from latte_convert.evaluation.evaluate import evaluate
     from latte_convert.exporting.run import export
     from latte_convert.recipe import Recipe
 
 __all__ = [
-    "LatteError", "Recipe", "Result", "convert", "evaluate", "export", "is_hybrid", "load", "push", "restore",
-    "save", "score", "verify",
+    "LatteError", "Recipe", "Result", "convert", "evaluate", "export", "is_hybrid", "load", "push",
+    "record_calls", "restore", "save", "score", "verify",
 ]  # fmt: skip
 
 _HOMES = {
@@ -44,6 +45,7 @@ _HOMES = {
     "is_hybrid": "adapters.convert",
     "load": "artifact.load",
     "push": "artifact.push",
+    "record_calls": "data.ready",
     "restore": "artifact.verify",
     "save": "artifact.save",
     "score": "conversion",

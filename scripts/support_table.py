@@ -16,13 +16,15 @@ from typing import Any
 
 from torch import nn
 
-from latte_convert.adapters.find import find_adapter
 from latte_convert.adapters.host import Host
+from latte_convert.adapters.plain import plain_adapter
 from latte_convert.attention import AttentionSite
+from latte_convert.data.feed import Inputs
 
 TESTS = Path(__file__).resolve().parents[1] / "tests" / "adapters"
-# Modules with a dictionary BY_NAME or MODELS and a function that builds the model of a name.
-TABLES = ("tiny_models", "vision_language_models", "timm_models", "open_clip_models")
+# Modules with a dictionary BY_NAME or MODELS and a function that builds the model of a name; those of no library have
+# their sites from a run on the inputs in their row.
+TABLES = ("tiny_models", "vision_language_models", "timm_models", "open_clip_models", "plain_models")
 BEGIN, END = "<!-- support table -->", "<!-- /support table -->"
 HEADER = ("Architecture", "Library", "Classes", "Converted", "Kept exact, and why")
 
@@ -46,7 +48,7 @@ class Row:
     classes: list[str] = field(default_factory=list)
 
 
-def models() -> Iterator[tuple[str, nn.Module]]:
+def models() -> Iterator[tuple[str, Host]]:
     """Name and model of every row of every table of the adapter tests, and one of plain PyTorch."""
     sys.path.insert(0, str(TESTS))
     try:
@@ -54,17 +56,28 @@ def models() -> Iterator[tuple[str, nn.Module]]:
     finally:
         sys.path.remove(str(TESTS))
     for table in tables:
-        for name in getattr(table, "BY_NAME", None) or table.MODELS:
-            yield name, table.build(name)
-    yield "any with `torch.nn.MultiheadAttention`", nn.Transformer(8, 2, 1, 1, 8, batch_first=True)
+        for name in getattr(table, "SHOWN", None) or getattr(table, "BY_NAME", None) or table.MODELS:
+            yield name, host_of(table, name)
+    yield "any with `torch.nn.MultiheadAttention`", Host.of(nn.Transformer(8, 2, 1, 1, 8, batch_first=True))
 
 
-def rows(found: Iterable[tuple[str, nn.Module]]) -> list[Row]:
+def host_of(table: Any, name: str) -> Host:
+    """A model of a table with its adapter."""
+    model = table.build(name)
+    if not hasattr(table, "KEPT"):
+        return Host.of(model)
+    inputs = Inputs((table.MODELS | table.KEPT)[name].inputs())
+    return Host.of(model, lambda apart: plain_adapter(model, [inputs], apart))
+
+
+def rows(found: Iterable[tuple[str, Host]]) -> list[Row]:
     """Rows in the order of the models; variants of one architecture that come out the same share a row."""
     merged: dict[tuple[str, ...], Row] = {}
-    for name, model in found:
-        sites = Host.of(model).sites()
-        library, kind = find_adapter(model).name, type(model).__name__
+    for name, host in found:
+        model, sites = host.model, host.sites()
+        library, kind = host.adapter.name, type(model).__name__
+        if (home := type(model).__module__.partition(".")[0]) in ("diffusers", "torchvision", "x_transformers"):
+            library = home.replace("_", "-")
         architecture = getattr(getattr(model, "config", None), "model_type", None)
         row = Row(library, _kinds(site for site in sites if site.eligible) or "none", _kept(sites) or "none")
         row = merged.setdefault((library, architecture or kind, row.converted, row.kept), row)

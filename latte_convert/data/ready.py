@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from latte_convert import compat
 from latte_convert.data.feed import different
 from latte_convert.data.processor import Batch
 from latte_convert.errors import DataError, first_line
@@ -38,6 +42,33 @@ def ready_batches(given: Any, least: int) -> list[Batch]:
             f"{_WANTED}."
         )
     return batches
+
+
+@contextmanager
+def record_calls(model: nn.Module, every: int = 1) -> Iterator[list[Batch]]:
+    """Collect what a module is called with while something else runs it, such as a pipeline its transformer.
+
+    Args:
+        model: The module.
+        every: Keep each so-manyth call only, the first among them.
+
+    Yields:
+        A list that grows by the arguments of each call that is kept, by name: what ``convert`` takes for the module.
+    """
+    batches: list[Batch] = []
+    calls = count()
+    signature = inspect.signature(model.forward)
+
+    def record(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        if next(calls) % every == 0:
+            bound = dict(signature.bind_partial(*args).arguments) | kwargs
+            batches.append(compat.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, bound))
+
+    hook = model.register_forward_pre_hook(record, with_kwargs=True)
+    try:
+        yield batches
+    finally:
+        hook.remove()
 
 
 def read_batches(places: Sequence[str | Path]) -> list[Batch]:

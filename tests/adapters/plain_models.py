@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -262,15 +263,17 @@ class Row:
         layout: How the tokens of the first one lie.
         heads: Heads and channels of the first one.
         kept: Why they stay exact, where they do: a part of the reason.
+        settings: Of the recipe.
     """
 
     build: Callable[[], nn.Module]
-    inputs: Callable[[], dict[str, Tensor]]
+    inputs: Callable[[], dict[str, Any]]
     sites: dict[str, str | None]
     causal: bool = False
     layout: TokenLayout = field(default_factory=TokenLayout)
     heads: tuple[int, int] = (4, 8)
     kept: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def _images(name: str, *shape: int) -> Callable[[], dict[str, Tensor]]:
@@ -344,6 +347,128 @@ KEPT: dict[str, Row] = {
     "changed in place": _form(changed_in_place, kept="its queries or keys are changed in place"),
 }
 """What is listed with the reason."""
+
+
+# -- Models of libraries that no adapter is for ----------------------------------------------------------------------
+
+
+def _diffusers(kind: str, **settings: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        import diffusers
+
+        return getattr(diffusers, kind)(**settings)
+
+    return build
+
+
+def _x_transformers(layers: str, **settings: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # it scripts a function
+            import x_transformers
+
+        layers_of_it = getattr(x_transformers, layers)(dim=32, depth=2, heads=4, attn_dim_head=8, **settings)
+        return x_transformers.TransformerWrapper(num_tokens=50, max_seq_len=64, attn_layers=layers_of_it)
+
+    return build
+
+
+def _latents(*shape: int, text: bool = True, **more: Any) -> Callable[[], dict[str, Any]]:
+    """Two latents at two timesteps, with seven tokens of a text."""
+
+    def inputs() -> dict[str, Any]:
+        torch.manual_seed(1)
+        told = {"encoder_hidden_states": torch.randn(2, 7, 16)} if text else {}
+        return {"hidden_states": torch.randn(2, *shape), "timestep": torch.tensor([5, 7]), **told, **more}
+
+    return inputs
+
+
+def _positions() -> dict[str, Tensor]:
+    """Of the image and the text tokens of Flux."""
+    rows, columns = torch.meshgrid(torch.arange(4.0), torch.arange(6.0), indexing="ij")
+    return {
+        "img_ids": torch.stack([torch.zeros(4, 6), rows, columns], -1).reshape(24, 3), "txt_ids": torch.zeros(7, 3),
+    }  # fmt: skip
+
+
+_HEADS = {"num_attention_heads": 4, "attention_head_dim": 8, "in_channels": 4, "num_layers": 2, "out_channels": 4}
+_JOINT = {"joint_attention_dim": 16, "pooled_projection_dim": 8}
+_UNET = (
+    "down_blocks.0.attentions.0", "up_blocks.1.attentions.0", "up_blocks.1.attentions.1", "mid_block.attentions.0",
+)  # fmt: skip
+
+
+def _to_out(*sites: str) -> dict[str, str | None]:
+    return {site: f"{site}.to_out.0" for site in sites}
+
+
+MODELS |= {
+    "diffusers DiT": Row(
+        _diffusers("DiTTransformer2DModel", **_HEADS, norm_num_groups=4, sample_size=16, num_embeds_ada_norm=10),
+        _latents(4, 16, 16, text=False, class_labels=torch.tensor([1, 2])),
+        _to_out(*(f"transformer_blocks.{i}.attn1" for i in range(2))), layout=TokenLayout(0, (8, 8)),
+    ),
+    "diffusers PixArt": Row(
+        _diffusers(
+            "PixArtTransformer2DModel", **_HEADS, norm_num_groups=4, sample_size=16, cross_attention_dim=32,
+            caption_channels=16, use_additional_conditions=False,
+        ),
+        _latents(4, 16, 16, encoder_attention_mask=torch.tensor([[1, 1, 1, 1, 1, 0, 0]] * 2)),
+        _to_out(*(f"transformer_blocks.{i}.attn{j}" for i in range(2) for j in (1, 2))), layout=TokenLayout(0, (8, 8)),
+    ),
+    "diffusers SD3": Row(  # its text follows the image
+        _diffusers("SD3Transformer2DModel", **_HEADS, **_JOINT, sample_size=16, caption_projection_dim=32,
+                   pos_embed_max_size=16),
+        _latents(4, 16, 16, pooled_projections=torch.randn(2, 8)),
+        {f"transformer_blocks.{i}.attn": None for i in range(2)}, layout=TokenLayout(7, (8, 8)),
+    ),
+    "diffusers Flux": Row(  # its text stands before the image, whose patches come ready
+        _diffusers("FluxTransformer2DModel", **_JOINT, patch_size=1, in_channels=4, num_layers=1, num_single_layers=1,
+                   attention_head_dim=16, num_attention_heads=2, axes_dims_rope=(4, 4, 8)),
+        _latents(24, 4, pooled_projections=torch.randn(2, 8), **_positions()),
+        {"transformer_blocks.0.attn": None, "single_transformer_blocks.0.attn": None},
+        layout=TokenLayout(7, (4, 6)), heads=(2, 16), settings={"grid": "4x6"},
+    ),
+    "diffusers Wan": Row(
+        _diffusers("WanTransformer3DModel", patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12,
+                   in_channels=4, out_channels=4, text_dim=16, freq_dim=32, ffn_dim=32, num_layers=2,
+                   rope_max_seq_len=32),
+        _latents(4, 3, 8, 12), _to_out(*(f"blocks.{i}.attn{j}" for i in range(2) for j in (1, 2))),
+        layout=TokenLayout(0, (3, 4, 6)), heads=(2, 12),
+    ),
+    "diffusers UNet": Row(
+        _diffusers("UNet2DConditionModel", sample_size=16, layers_per_block=1, block_out_channels=(8, 16),
+                   norm_num_groups=4, cross_attention_dim=16, attention_head_dim=8,
+                   down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+                   up_block_types=("UpBlock2D", "CrossAttnUpBlock2D")),
+        lambda: {"sample" if name == "hidden_states" else name: value for name, value in _latents(4, 16, 16)().items()},
+        _to_out(*(f"{place}.transformer_blocks.0.attn{i}" for place in _UNET for i in (1, 2))),
+        layout=TokenLayout(0, (16, 16)), heads=(8, 1),
+    ),
+    "diffusers VAE": Row(
+        _diffusers("AutoencoderKL", down_block_types=("DownEncoderBlock2D",) * 2,
+                   up_block_types=("UpDecoderBlock2D",) * 2, block_out_channels=(8, 16), latent_channels=4,
+                   norm_num_groups=4, sample_size=16),
+        _images("sample", 3, 16, 16), _to_out(*(f"{part}.mid_block.attentions.0" for part in ("encoder", "decoder"))),
+        layout=TokenLayout(0, (8, 8)), heads=(1, 16),
+    ),
+    "x-transformers decoder": Row(
+        _x_transformers("Decoder"), lambda: {"x": _ids()["idx"]},
+        {f"attn_layers.layers.{i}.1.attend": f"attn_layers.layers.{i}.1.to_out" for i in (0, 2)}, causal=True,
+    ),
+    "x-transformers encoder, flash": Row(
+        _x_transformers("Encoder", attn_flash=True), lambda: {"x": _ids()["idx"]},
+        {f"attn_layers.layers.{i}.1.attend": f"attn_layers.layers.{i}.1.to_out" for i in (0, 2)},
+    ),
+}  # fmt: skip
+
+
+SHOWN = [
+    *(name for name in MODELS if name.startswith(("torchvision", "nanoGPT", "DINOv2", "VGGT", "diffusers", "x-"))),
+    "torchvision maxvit",
+]
+"""What the table of supported architectures shows of them."""
 
 
 def build(name: str) -> nn.Module:

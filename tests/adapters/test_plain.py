@@ -29,13 +29,16 @@ def one(inputs: dict[str, Tensor], number: int = 0) -> dict[str, Tensor]:
     """One sample, another for each number."""
 
     def change(value: Tensor) -> Tensor:
-        return value[:1] + 0.1 * number if value.is_floating_point() else value[:1].roll(number, -1)
+        if value.is_floating_point():
+            return value[:1] + 0.1 * number
+        return value[:1].roll(number, -1) if value.dim() > 1 else value[:1] + number
 
-    return {name: change(value) for name, value in inputs.items()}
+    return {name: value if name.endswith("_ids") else change(value) for name, value in inputs.items()}
 
 
-def host_of(model: nn.Module, inputs: dict[str, Tensor]) -> Host:
-    return Host.of(model, lambda apart: plain_adapter(model, [Inputs(inputs)], apart))
+def host_of(model: nn.Module, inputs: dict[str, Tensor], recipe: Recipe | None = None) -> Host:
+    grid = recipe and recipe.sides
+    return Host.of(model, lambda apart: plain_adapter(model, [Inputs(inputs)], apart, grid=grid))
 
 
 def convert(model: nn.Module, inputs: dict[str, Tensor], **settings: Any) -> Any:
@@ -50,7 +53,7 @@ def test_exact_kernel_gives_the_original(name: str) -> None:
     inputs = row.inputs()
     before, shown = copy.deepcopy(model.state_dict()), repr(model)
     expected = model(**inputs)
-    host = host_of(model, inputs)
+    host = host_of(model, inputs, Recipe(**row.settings))
     handlers = exact_handlers(row.sites)
     with host.watch(handlers):
         assert_same(model(**inputs), expected)
@@ -63,7 +66,7 @@ def test_exact_kernel_gives_the_original(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_sites_are_what_the_calls_show(name: str) -> None:
     row, model = MODELS[name], build(name)
-    task = open_task(model, [one(row.inputs(), i) for i in range(3)], Recipe(kernel="latte"))
+    task = open_task(model, [one(row.inputs(), i) for i in range(3)], Recipe(kernel="latte", **row.settings))
     assert {site.name for site in task.sites} == set(row.sites)
     assert all(site.eligible and site.causal is row.causal for site in task.sites)
     first = task.sites[0]
@@ -78,7 +81,7 @@ def test_converted_saved_and_read_back(name: str, tmp_path: Path) -> None:
     inputs = one(row.inputs())
     with torch.no_grad():
         original = model(**inputs)
-    result = convert(model, row.inputs())
+    result = convert(model, row.inputs(), **row.settings)
     assert set(result.report.converted) == set(row.sites)
     out = result.save(tmp_path / "hybrid")
     assert not [path for path in out.rglob("*") if path.suffix in (".py", ".pt", ".bin", ".pkl")]
@@ -175,6 +178,35 @@ def test_it_goes_with_pytorchs_own_attention_and_with_guests() -> None:
         with host.watch(handlers):
             assert_same(model(**inputs), expected)
     assert all(handler.calls == 1 for handler in handlers.values())
+
+
+def test_a_pipelines_transformer_is_converted_on_the_latents_of_its_timesteps() -> None:
+    import diffusers
+
+    def run(steps: int) -> Any:
+        generator = torch.Generator().manual_seed(0)
+        return pipe([1], guidance_scale=1.0, num_inference_steps=steps, generator=generator, output_type="np").images
+
+    torch.manual_seed(0)
+    sizes = {"norm_num_groups": 4, "sample_size": 16}
+    transformer = diffusers.DiTTransformer2DModel(
+        num_attention_heads=4, attention_head_dim=8, in_channels=4, out_channels=4, num_layers=2, **sizes
+    )
+    vae = diffusers.AutoencoderKL(block_out_channels=(8,), latent_channels=4, **sizes)
+    pipe = diffusers.DiTPipeline(transformer.eval(), vae.eval(), diffusers.DDIMScheduler())
+    pipe.set_progress_bar_config(disable=True)
+    with latte_convert.record_calls(pipe.transformer, every=2) as batches:
+        expected = run(8)
+    assert [int(batch["timestep"][0]) for batch in batches] == [876, 626, 376, 126]
+    assert all(set(batch) >= {"hidden_states", "timestep", "class_labels"} for batch in batches)
+    result = latte_convert.convert(
+        pipe.transformer, batches, recipe=Recipe(kernel="latte", ratio=1.0, min_tokens=65), progress=False
+    )
+    assert len(result.report.converted) == 2
+    assert (run(8) == expected).all()  # of 64 tokens: exact, bit for bit
+    pipe.scheduler.config.num_train_timesteps = 1000
+    with torch.no_grad():
+        assert pipe.transformer(**{**batches[0], "hidden_states": torch.randn(1, 4, 32, 32)})[0].isfinite().all()
 
 
 # -- Where tokens are ------------------------------------------------------------------------------------------------

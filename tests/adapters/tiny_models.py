@@ -119,6 +119,18 @@ FAMILIES: tuple[Family, ...] = (
     Family("bert", lambda: hf.BertModel(hf.BertConfig(**parts.TEXT)), parts.text, (_BERT_SITES,)),
     Family("roberta", lambda: hf.RobertaModel(hf.RobertaConfig(**parts.TEXT)), parts.text, (_BERT_SITES,)),
     Family("xlm_roberta", lambda: hf.XLMRobertaModel(hf.XLMRobertaConfig(**parts.TEXT)), parts.text, (_BERT_SITES,)),
+    Family(  # ESM-2
+        "esm",
+        lambda: hf.EsmModel(hf.EsmConfig(**parts.TEXT, position_embedding_type="rotary", mask_token_id=32)),
+        parts.text,
+        (_BERT_SITES,),
+    ),
+    Family(
+        "esmc",
+        lambda: hf.EsmcModel(hf.EsmcConfig(**parts.TEXT, num_key_value_heads=4, head_dim=8)),
+        parts.text,
+        (Sites("layers.*.self_attn", 2, "text", 4, 8, projection="o_proj"),),
+    ),
     Family(
         "distilbert",
         parts.distilbert,

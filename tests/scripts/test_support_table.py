@@ -12,10 +12,13 @@ import transformers
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "adapters")]
 
+import plain_models  # noqa: E402
 import support_table  # noqa: E402
 import vision_language_models  # noqa: E402
 from support_table import BEGIN, END, Row, main, render, rows  # noqa: E402
 from tiny_models import FAMILIES, NOT_CONVERTIBLE, Family, Sites  # noqa: E402
+
+from latte_convert.adapters.host import Host  # noqa: E402
 
 SUPPORT = ROOT / "docs" / "support.md"
 
@@ -52,13 +55,19 @@ def test_every_family_has_a_row_that_says_what_its_test_expects(family: Family, 
 
 
 def test_every_library_is_in_it(table: list[Row]) -> None:
-    assert list(dict.fromkeys(row.library for row in table)) == ["transformers", "timm", "open_clip", "torch"]
+    assert list(dict.fromkeys(row.library for row in table)) == [
+        "transformers", "timm", "open_clip", "torchvision", "torch", "diffusers", "x-transformers",
+    ]  # fmt: skip
 
 
 def test_every_vision_language_model_is_in_it(table: list[Row]) -> None:
     names = {type(row.build()).__name__ for row in vision_language_models.MODELS.values()}
     found = {name for row in table if "vision self" in row.converted for name in row.classes}
     assert names <= found
+
+
+def test_every_plain_model_shown_is_in_it(table: list[Row]) -> None:
+    assert set(plain_models.SHOWN) <= {name for row in table for name in row.architectures}
 
 
 @pytest.mark.parametrize("module", ["timm_models", "open_clip_models"])
@@ -80,7 +89,7 @@ def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     config = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
     with torch.device("meta"):
         model = transformers.ViTModel(config)
-    monkeypatch.setattr(support_table, "models", lambda: [("vit", model), ("another", model)])
+    monkeypatch.setattr(support_table, "models", lambda: [("vit", Host.of(model)), ("another", Host.of(model))])
     path = tmp_path / "support.md"
     path.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nThe end.\n", encoding="utf-8")
     return path
