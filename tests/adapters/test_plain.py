@@ -197,14 +197,13 @@ def test_a_pipelines_transformer_is_converted_on_the_latents_of_its_timesteps() 
     pipe.set_progress_bar_config(disable=True)
     with latte_convert.record_calls(pipe.transformer, every=2) as batches:
         expected = run(8)
-    assert [int(batch["timestep"][0]) for batch in batches] == [876, 626, 376, 126]
+    assert [int(batch["timestep"][0]) for batch in batches] == [875, 625, 375, 125]
     assert all(set(batch) >= {"hidden_states", "timestep", "class_labels"} for batch in batches)
     result = latte_convert.convert(
         pipe.transformer, batches, recipe=Recipe(kernel="latte", ratio=1.0, min_tokens=65), progress=False
     )
     assert len(result.report.converted) == 2
     assert (run(8) == expected).all()  # of 64 tokens: exact, bit for bit
-    pipe.scheduler.config.num_train_timesteps = 1000
     with torch.no_grad():
         assert pipe.transformer(**{**batches[0], "hidden_states": torch.randn(1, 4, 32, 32)})[0].isfinite().all()
 
