@@ -22,10 +22,13 @@ from latte_convert.measuring.stripes import stripe_analysis
 from latte_convert.progress import Progress, Stopwatch, progress_of, silent
 from latte_convert.recipe import Candidate, Recipe
 from latte_convert.report.build import Findings, build_report, not_faster
+from latte_convert.report.plan import read_plan
 from latte_convert.report.schema import Report
 from latte_convert.report.summary import summarise
 from latte_convert.selection.budget import NOTHING_SAVED
 from latte_convert.selection.choice import MARGIN, Choice, Scores, choose_plan, score_sites
+from latte_convert.selection.effort import effort_of
+from latte_convert.selection.given import fit_given
 from latte_convert.selection.plan import Plan
 from latte_convert.selection.policy import count
 from latte_convert.task import Samples, Task, open_task
@@ -96,6 +99,7 @@ def convert(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     model_factory: str | None = None,
+    sites_from: str | Path | None = None,
     work: str | Path | None = None,
     progress: Progress | bool = True,
 ) -> Result:
@@ -114,6 +118,8 @@ def convert(
         trust_remote_code: Run Python code that comes with a checkpoint.
         model_factory: ``package.module:function``, which is imported and called, and builds a module that no library
             builds from a configuration; ``load`` can call it. Without it, ``load`` wants such a model from its caller.
+        sites_from: A report, or an artifact with one: its sites get its kernels, fitted to this model; nothing is
+            scored or chosen.
         work: Directory that keeps each finished fit, score and trial of a checkpoint. A run that was ended is taken up
             where it was; what belongs to another checkpoint, to other samples or settings is never used.
         progress: True shows bars; False shows nothing; a function is told of every stage and step.
@@ -130,11 +136,13 @@ def convert(
         OutputError: Work cannot be kept where it should be.
     """
     clock, progress = Stopwatch(), progress_of(progress)
+    given = None if sites_from is None else read_plan(Path(sites_from))
+    recipe = recipe or Recipe()
     with clock("load"):
         task = open_task(
             model,
             calib,
-            recipe or Recipe(),
+            recipe if given is None else given.recipe(recipe),
             device=device,
             revision=revision,
             allow_pickle=allow_pickle,
@@ -142,35 +150,60 @@ def convert(
             model_factory=model_factory,
             work=work,
         )
+    if given is None:
+        fitted, choice, fidelity = _search(task, clock, progress)
+    else:
+        given.check(task.sites)
+        with clock("calibrate"):
+            fitted, choice = fit_given(task, given.kernels, given.merges, progress)
+        choice, fidelity = _settle(task, fitted, choice, clock, progress)
+    min_tokens = choice.plan.min_tokens
+    _check_gates(task, fitted, choice, fidelity)
+    with clock("maps"):
+        maps = attention_maps(task.host, choice.kernels, next(iter(task.holdout)), min_tokens=min_tokens)
+    task.host.convert(choice.changes, min_tokens=min_tokens)
+    record_conversion(task, choice.plan)
+    report = build_report(task, Findings(fitted, choice, fidelity, tuple(maps), seconds=clock.seconds))
+    return Result(task.host.model, choice.plan, report, task)
+
+
+def _search(task: Task, clock: Stopwatch, progress: Progress) -> tuple[Fitted, Choice, Fidelity]:
+    """Fit, score and choose; a plan that misses ``min_fidelity`` on held-out samples gives way to a safer one.
+
+    Raises:
+        GateError: No plan meets the budget.
+    """
+    progress(str(effort_of(task, converts=True)), 0)
     fitted, scores = analyse(task, clock, progress)
     for margin in MARGINS if count(fitted.sites, task.recipe) is None else MARGINS[:1]:
         with clock("select"):
             choice = choose_plan(task, fitted, scores, progress, margin=margin)
         if choice.plan.empty and count(fitted.sites, task.recipe) != 0:
             raise GateError(f"nothing can be converted: {NOTHING_SAVED}.")
-        if task.recipe.propagate_error:
-            with clock("refit"):
-                choice = _refit(task, choice, progress)
-        changes, min_tokens = choice.changes, choice.plan.min_tokens
-        with clock("measure"):
-            fidelity = measure(
-                task.host,
-                fitted.eligible,
-                changes,
-                task.holdout,
-                min_tokens=min_tokens,
-                work=task.work,
-                progress=progress,
-            )
+        choice, fidelity = _settle(task, fitted, choice, clock, progress)
         if _kept(task, fidelity):
             break
-    _check_gates(task, fitted, choice, fidelity)
-    with clock("maps"):
-        maps = attention_maps(task.host, choice.kernels, next(iter(task.holdout)), min_tokens=min_tokens)
-    task.host.convert(changes, min_tokens=min_tokens)
-    record_conversion(task, choice.plan)
-    report = build_report(task, Findings(fitted, choice, fidelity, tuple(maps), seconds=clock.seconds))
-    return Result(task.host.model, choice.plan, report, task)
+    return fitted, choice, fidelity
+
+
+def _settle(
+    task: Task, fitted: Fitted, choice: Choice, clock: Stopwatch, progress: Progress
+) -> tuple[Choice, Fidelity]:
+    """Refit a plan where the recipe asks for it, and measure it on held-out samples."""
+    if task.recipe.propagate_error:
+        with clock("refit"):
+            choice = _refit(task, choice, progress)
+    with clock("measure"):
+        fidelity = measure(
+            task.host,
+            fitted.eligible,
+            choice.changes,
+            task.holdout,
+            min_tokens=choice.plan.min_tokens,
+            work=task.work,
+            progress=progress,
+        )
+    return choice, fidelity
 
 
 def score(
@@ -207,6 +240,7 @@ def score(
             model_factory=model_factory,
             work=work,
         )
+    progress(str(effort_of(task, converts=False)), 0)
     fitted, scores = analyse(task, clock, progress)
     with clock("select"):
         choice = choose_plan(task, fitted, scores, progress)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Progress = Callable[[str, int], Callable[[], None]]
-"""``progress(title, total)`` opens a step and returns a function that advances it by one."""
+"""``progress(title, total)`` opens a stage and returns a function that advances it by one step; a stage of no steps is
+news."""
 
 
 def silent(_title: str, _total: int) -> Callable[[], None]:
@@ -19,6 +21,9 @@ def bars(title: str, total: int) -> Callable[[], None]:
     """A progress of bars: widgets in a notebook, lines on a terminal, nothing in a redirected log."""
     from tqdm.auto import tqdm
 
+    if not total:
+        tqdm.write(title, file=sys.stderr)
+        return lambda: None
     bar = tqdm(total=total, desc=title, disable=None)
 
     def advance() -> None:

@@ -148,6 +148,13 @@ class Recipe(BaseModel):
     samples: int = Field(
         32, ge=2, description="Number of samples to use, held-out ones included.", json_schema_extra=_CALIBRATION
     )
+    score_samples: int | None = Field(
+        None,
+        ge=1,
+        description="Number of the samples behind fits that scores are measured on, of each kind where there are two; "
+        "all of them where it is not set. Scores take most of the time, which grows with it.",
+        json_schema_extra=_CALIBRATION,
+    )
     holdout: float = Field(
         0.25,
         gt=0,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from latte_convert import processes
 from latte_convert.adapters.convert import is_hybrid
 from latte_convert.adapters.find import of_library
 from latte_convert.adapters.host import Host
@@ -83,6 +84,12 @@ class Task:
     work: Work = field(default_factory=Work)
 
     @property
+    def scoring(self) -> Feed:
+        """Inputs to score with: those to fit with, or the first of them."""
+        count = self.recipe.score_samples
+        return self.fitting if count is None else FirstOf(self.fitting, count)
+
+    @property
     def weights_sha256(self) -> dict[str, str]:
         """SHA-256 of each weight file when it was opened; empty for a model that was given in memory."""
         return {path.name: self.snapshot[path.name] for path in self.source.weights} if self.source else {}
@@ -146,6 +153,9 @@ def open_task(
         check_header(file)
     snapshot = take_snapshot(source)
     opened = _open_all(source, places, recipe)
+    same = {"checkpoint": digest(snapshot), "choice of samples": fingerprint([found for found, _ in opened])}
+    same["recipe"] = digest(recipe.model_dump(mode="json"))
+    processes.agree(same, "{}", "Give all of them the same command and files")
     loaded, unexpected = source.instantiate(source.original_tensors(), recipe.resolution)
     host = Host.of(loaded.to(device))
     fitting: list[Feed] = []
@@ -154,7 +164,7 @@ def open_task(
     notes: list[str] = []
     for found, processor in opened:
         seen = Suitability(getattr(processor.apply, "unk_token_id", None))
-        samples = found.tried(partial(_try, host, processor, seen))
+        samples = found.tried(partial(_try, host, processor, seen, _tried(host, processor, found)))
         fitted, held = samples.split(max(1, round(len(samples) * recipe.holdout)))
         fitting.append(SampleFeed(fitted, processor, host.model))
         holdout.append(SampleFeed(held, processor, host.model))
@@ -170,7 +180,7 @@ def open_task(
     }
     if store is not None:
         settings = recipe.resolved().model_dump(mode="json")
-        store.begin({"checkpoint": digest(about), "samples": fingerprint(used), **settings})
+        store.begin({"checkpoint": digest(about), "choice of samples": fingerprint(used), **settings})
     return Task(
         host=host,
         recipe=recipe,
@@ -188,17 +198,41 @@ def open_task(
     )
 
 
-def _try(host: Host, processor: Processor, seen: Suitability, sample: Sample) -> None:
-    """Run the original on one sample.
+def _try(host: Host, processor: Processor, seen: Suitability, known: Mapping[str, str | None], sample: Sample) -> None:
+    """Run the original on one sample, unless another process has.
 
     Raises:
         BadSample: Its processor, or the model itself, does not take it.
     """
-    _run(host.model, inputs_of(sample, processor, host.model), seen)
+    inputs = inputs_of(sample, processor, host.model)
+    if sample.id not in known:
+        _run(host.model, inputs)
+    elif (reason := known[sample.id]) is not None:
+        raise BadSample(reason)
+    seen.add(inputs.kwargs)
 
 
-def _run(model: nn.Module, inputs: Inputs, seen: Suitability) -> None:
-    """Run the original once, and look at what it is given.
+def _tried(host: Host, processor: Processor, samples: SampleSet) -> dict[str, str | None]:
+    """Why the original does not take samples, or None, by id: each process tries a part of them, where there are some.
+
+    Raises:
+        OthersFailed: Another process has failed.
+    """
+    if processes.size() == 1:
+        return {}
+    mine: dict[str, str | None] = {}
+    for index in range(processes.rank(), len(samples), processes.size()):
+        sample = samples[index]
+        try:
+            _run(host.model, inputs_of(sample, processor, host.model))
+            mine[sample.id] = None
+        except BadSample as error:
+            mine[sample.id] = str(error)
+    return {name: reason for part in processes.exchange(mine, "trying samples") for name, reason in part.items()}
+
+
+def _run(model: nn.Module, inputs: Inputs) -> None:
+    """Run the original once.
 
     Raises:
         BadSample: It does not run, or returns numbers that are not finite.
@@ -216,7 +250,6 @@ def _run(model: nn.Module, inputs: Inputs, seen: Suitability) -> None:
             f"the original model's own output is not finite on it ({', '.join(broken)}): its weights hold NaN, or "
             "overflow in this dtype"
         )
-    seen.add(inputs.kwargs)
 
 
 def _run_batch(model: nn.Module, batch: Batch, number: int, seen: Suitability) -> None:
@@ -226,9 +259,10 @@ def _run_batch(model: nn.Module, batch: Batch, number: int, seen: Suitability) -
         DataError: It does not run.
     """
     try:
-        _run(model, Inputs(batch), seen)
+        _run(model, Inputs(batch))
     except BadSample as error:
         raise DataError(f"batch {number}: {error}.") from error
+    seen.add(batch)
 
 
 def _check_rebuilt(model: nn.Module, inputs: Inputs) -> None:

@@ -40,3 +40,10 @@ def printable(text: str) -> str:
 
 def _unsafe(character: str) -> bool:
     return bool(_UNSAFE & {unicodedata.category(character), unicodedata.bidirectional(character)})
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it: ``"45 s"``, ``"12 min"``, ``"3.5 h"``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

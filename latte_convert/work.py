@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from latte_convert import processes
 from latte_convert.errors import OutputError
 from latte_convert.reading import read_json
 
@@ -38,7 +39,7 @@ Classes = Sequence[type]
 
 
 class Work:
-    """Does pieces, each once.
+    """Does pieces, each once; processes that have joined share them out, and all of them get all.
 
     Attributes:
         store: Where they are kept; None keeps none.
@@ -74,19 +75,22 @@ class Work:
             OutputError: A piece cannot be written.
         """
         names = [digest([self.about, kind, key(index)]) for index in range(count)] if self.store else []
+        mine = range(processes.rank(), count, processes.size())
         pieces: dict[int, T] = {}
-        for index, name in enumerate(names):
-            if self.store and (kept := self.store.get(kind, name, classes)) is not None:
+        for index in mine if self.store else ():
+            if self.store and (kept := self.store.get(kind, names[index], classes)) is not None:
                 pieces[index] = kept
-        missing = [index for index in range(count) if index not in pieces]
+        missing = [index for index in mine if index not in pieces]
         if missing:
             with closing(_Made(make(missing))) as made:
                 for index, piece in zip(missing, made, strict=True):
                     if self.store:
                         self.store.put(kind, names[index], piece)
                     pieces[index] = piece
-        self.found[kind] += count - len(missing)
+        self.found[kind] += len(mine) - len(missing)
         self.done[kind] += len(missing)
+        for others in processes.exchange(pieces, f"{count} {kind}"):
+            pieces |= others
         return [pieces[index] for index in range(count)]
 
     def once(self, kind: str, key: Any, make: Callable[[], T], classes: Classes = ()) -> T:

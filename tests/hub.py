@@ -17,13 +17,23 @@ TOKEN = "hf_may_write"
 
 
 class Hub(ThreadingHTTPServer):
-    """Attributes: repos: Files of each repository; seen: Requests."""
+    """A Hub.
+
+    Attributes:
+        repos: Files of each repository.
+        seen: Requests, with the range that was asked for.
+        gated: Repositories that want a token, and refuse every one but ``TOKEN``.
+        faults: By name of a file, or of a repository for what is said about it: what the next requests get: a status,
+            or "cut": half of what is left of the file, and a closed connection.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repos: dict[str, dict[str, bytes]] = {}
         self.history: dict[tuple[str, str], dict[str, bytes]] = {}
         self.seen: list[str] = []
+        self.gated: set[str] = set()
+        self.faults: dict[str, list[int | str]] = {}
 
     @property
     def endpoint(self) -> str:
@@ -95,15 +105,54 @@ class _Handler(BaseHTTPRequestHandler):
         commit = self.server.commit(repo)
         return self._answer({"commitUrl": f"{self.server.endpoint}/{repo}/commit/{commit}", "commitOid": commit})
 
+    def _refused(self, repo: str, name: str) -> bool:
+        """Answer with what was planned for this request, if anything was; "cut" is for the file itself."""
+        token = self.headers.get("Authorization")
+        if repo in self.server.gated and token != f"Bearer {TOKEN}":
+            message = "Access to this repository is restricted"
+            self._answer({"error": message}, 403 if token else 401, X_Error_Code="GatedRepo", X_Error_Message=message)
+            return True
+        faults = self.server.faults.get(name, [])
+        if not faults or (faults[0] == "cut" and self.command == "HEAD"):
+            return False
+        fault = faults.pop(0)
+        if isinstance(fault, int):
+            self._answer({"error": "as planned"}, fault)
+            return True
+        self._cut = True
+        return False
+
+    def _file(self, raw: bytes, **headers: str) -> None:
+        """A file, or the rest of it that was asked for."""
+        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+        start = int(asked[1]) if asked else 0
+        if asked:
+            headers["Content-Range"] = f"bytes {start}-{len(raw) - 1}/{len(raw)}"
+        rest = raw[start:]
+        if not self._cut:
+            return self._answer(rest, 206 if asked else 200, **headers)
+        self.send_response(206 if asked else 200)
+        for name, value in {"Content-Length": str(len(rest)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(rest[: len(rest) // 2])
+        self.close_connection = True
+        return None
+
     def do_GET(self) -> None:
+        self._cut = False
         path = unquote(urlsplit(self.path).path)
-        self.server.seen.append(f"{self.command} {path}")
+        self.server.seen.append(f"{self.command} {path} {self.headers.get('Range') or ''}".strip())
         if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/.*|/tree/.*)?", path):
             repo, rest = found.groups()
+            if self._refused(repo, repo):
+                return None
             if repo not in self.server.repos:
                 return self._answer({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
             files, commit = self.server.repos[repo], self.server.commit(repo)
-            revision = (rest or "").removeprefix("/revision/")
+            revision = (rest or "").removeprefix("/revision/").removeprefix("/tree/")
+            if revision not in ("", "main") and (repo, revision) not in self.server.history:
+                return self._answer({"error": "Revision Not Found"}, 404, X_Error_Code="RevisionNotFound")
             if (repo, revision) in self.server.history:
                 files, commit = self.server.history[repo, revision], revision
             if rest and rest.startswith("/tree/"):
@@ -116,13 +165,15 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer({"id": repo, "sha": commit, "siblings": siblings})
         if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.*)", path):
             repo, revision, name = found.groups()
+            if self._refused(repo, name):
+                return None
             files = self.server.history.get((repo, revision)) or self.server.repos.get(repo, {})
             raw = files.get(name)
             if raw is None:
                 return self._answer({"error": "Entry not found"}, 404, X_Error_Code="EntryNotFound")
             tag = hashlib.sha1(raw).hexdigest()
             commit = revision if (repo, revision) in self.server.history else self.server.commit(repo)
-            return self._answer(raw, ETag=f'"{tag}"', X_Repo_Commit=commit)
+            return self._file(raw, ETag=f'"{tag}"', X_Repo_Commit=commit)
         return self._answer({"error": "unknown"}, 404)
 
     do_HEAD = do_GET

@@ -60,7 +60,7 @@ class SiteFit:
     def record(self) -> dict[str, Any]:
         """The fit as data, after the last pass: tensors of its kernel, error, or the reason why there is none."""
         fit = self.result()
-        state = None if fit.kernel is None else dict(fit.kernel.state_dict())
+        state = None if fit.kernel is None else {n: t.cpu() for n, t in fit.kernel.state_dict().items()}
         return {"state": state, "error": fit.error, "reason": fit.reason}
 
     def observe(self, call: AttentionCall, target: Tensor) -> None:
@@ -90,6 +90,11 @@ class SiteFit:
         if self.failure is not None:
             return Fit(None, reason=self.failure)
         return Fit(self.kernel, error=self.stages[-1].error)
+
+
+def passes_for(site: AttentionSite, candidate: Candidate) -> int:
+    """Passes over the samples that a fit takes."""
+    return sum(stage.passes for stage in _unfitted(site, candidate).fit_stages(None, 0))
 
 
 def _unfitted(site: AttentionSite, candidate: Candidate) -> Kernel:

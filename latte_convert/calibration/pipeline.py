@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from latte_convert import processes
 from latte_convert.adapters.host import Host, require_calls
 from latte_convert.attention import AttentionSite, Handler, SiteCall
 from latte_convert.calibration.fit import Fit, SiteFit
@@ -109,7 +110,8 @@ def calibrate(
 ) -> dict[str, list[Fit]]:
     """Fit every candidate kernel to every site, on the inputs the site gets in the original model.
 
-    All sites are fitted in the same passes. Where work is kept each has its own, which end behind it.
+    All sites are fitted in the same passes, of each process those that fall to it. Where work is kept each site has its
+    own, which end behind it.
 
     Args:
         host: The original; only read.
@@ -128,7 +130,8 @@ def calibrate(
         OutputError: Work cannot be kept.
     """
     work = work or Work()
-    groups = [[site] for site in sites] if work.store else [list(sites)]
+    parts = len(sites) if work.store else min(processes.size(), len(sites))
+    groups = [list(sites[part::parts]) for part in range(parts)]
     fitting = _Fitting(host, sites, feed)
 
     def unfitted(group: Sequence[AttentionSite]) -> dict[str, list[SiteFit]]:

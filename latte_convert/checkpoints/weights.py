@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latte_convert.errors import CheckpointError, first_line, nearest
+from latte_convert.errors import CheckpointError, first_line, is_shortage, nearest
 from latte_convert.reading import is_utf8, read_json
 from latte_convert.wording import some
 
@@ -77,7 +77,7 @@ def download(
         CheckpointError: There is no such repository, or it cannot be reached.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     at = f" at revision '{revision}'" if revision else ""
     wanted = [*SIDECARS, f"{prefix}model*.safetensors"]
@@ -86,15 +86,50 @@ def download(
         local = snapshot_download(repo, revision=revision, allow_patterns=list(patterns) or wanted)
     except HFValidationError:
         raise CheckpointError(f"'{repo}' is neither an existing path nor a Hub id ('owner/name').") from None
-    except LocalEntryNotFoundError:
-        raise CheckpointError(
-            f"'{repo}'{at} is not an existing path, is not in the local Hub cache, and the Hub cannot be reached "
-            "(offline?). Give a local directory, or download the model first."
-        ) from None
-    except (HfHubHTTPError, OSError) as error:
-        reason = first_line(error)
-        raise CheckpointError(f"'{repo}'{at} cannot be fetched from the Hub: {reason}") from None
+    except Exception as error:  # the errors of the client's HTTP library share no base with its own
+        if is_shortage(error):
+            raise
+        reason = _refusal(error, repo)
+        if reason is None:
+            raise CheckpointError(
+                f"'{repo}'{at} is not an existing path, is not in the local Hub cache, and the Hub cannot be reached "
+                "(offline?). Give a local directory, or download the model first."
+            ) from None
+        raise CheckpointError(f"'{repo}'{at} cannot be fetched from the Hub: {reason}.") from None
     return Path(local)
+
+
+def _refusal(error: BaseException, repo: str) -> str | None:
+    """Why the Hub does not give a repository, and what to do; None where it cannot be reached."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    page, login = f"{constants.ENDPOINT}/{repo}", "log in with 'hf auth login', or set HF_TOKEN"
+    if isinstance(error, LocalEntryNotFoundError):  # what is not in the cache either
+        return None if error.__cause__ is None else _refusal(error.__cause__, repo)
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, GatedRepoError):
+        return f"its owner lets in those who ask: do so at {page}, then {login} of that account"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"there is none of that name, or it is private: check it at {page}, and for a private one {login}"
+    if isinstance(error, RevisionNotFoundError):
+        return f"it has no such revision: see {page}, or leave --revision out"
+    if status in (401, 403):
+        return f"the Hub does not accept the token ({status}): {login} that may read it"
+    if status == 429:
+        return f"it has had too many requests from here: wait some minutes, or {login}, which allows more"
+    if status is not None and status >= 500:
+        return f"the Hub has a fault of its own ({status}): try again later"
+    if isinstance(error, ConnectionError) or type(error).__name__ in ("ConnectError", "ConnectTimeout"):
+        return None
+    if status is None and not isinstance(error, OSError):
+        return f"the connection broke again and again ({first_line(error)}): try again, finished files are kept"
+    return first_line(error).rstrip(".")
 
 
 def leads_out(path: Path, folder: Path) -> bool:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from latte_convert import processes
 from latte_convert.cli import artifact, bench, conversion, evaluation, export, interrupts, report, schema
 from latte_convert.cli.console import alert, flush_results, quiet, result
 from latte_convert.cli.endings import ending
-from latte_convert.errors import OutputError
+from latte_convert.errors import OutputError, UsageError
 
 app = typer.Typer(
     name="latte",
@@ -20,6 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+_SHARED = ("convert", "score", "eval")
+"""What several processes can do together."""
 
 app.command("score")(conversion.score)
 app.command("convert")(conversion.convert)
@@ -45,6 +52,7 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     quiet_: Annotated[
         bool, typer.Option("--quiet", "-q", help="Show only results, warnings and errors: no progress, no tables.")
     ] = False,
@@ -55,12 +63,16 @@ def _options(
 ) -> None:
     """Options of every command; they may stand behind it too."""
     quiet(quiet_)
+    if processes.several() and context.invoked_subcommand not in _SHARED:
+        raise UsageError(f"several processes share {', '.join(_SHARED)}; start this command without torchrun.")
 
 
 def main() -> None:
     """Entry point: turns every error into a sentence on stderr and an exit code."""
     _options_first()
     debug = "--debug" in sys.argv
+    if processes.started() and not debug:  # the first of several processes speaks for all
+        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (to the end)
     try:
         app()
     except SystemExit as end:
@@ -72,9 +84,9 @@ def main() -> None:
     except BaseException as error:
         if debug and not isinstance(error, KeyboardInterrupt):
             traceback.print_exc()
-        message, code = ending(error)
-        alert(f"latte: {message}")
-        _leave(code)
+        failure = processes.settle(error, processes.Failure(*ending(error)))
+        alert(f"latte: {failure.message}")
+        _leave(failure.code)
 
 
 def _options_first() -> None:
@@ -92,4 +104,8 @@ def _leave(code: int) -> None:
     except OutputError as error:
         alert(f"latte: {error}")
         code = error.exit_code
+    if code and processes.several():  # a thread may still wait for another process, inside of a library
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)

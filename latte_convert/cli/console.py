@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from latte_convert.cli import interrupts
 from latte_convert.errors import OutputError
-from latte_convert.wording import printable, rounded_down
+from latte_convert.wording import duration, printable, rounded_down
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from latte_convert.report.schema import Report
+
+_NEWS = 60.0
+"""Seconds between two lines about a stage, off a terminal."""
 
 Advance = Callable[[], None]
 
@@ -144,6 +147,8 @@ def progress() -> Iterator[Callable[[str, int], Advance]]:
     with bars:
 
         def start(title: str, total: int) -> Advance:
+            if not total:
+                bars.console.print(title, highlight=False)
             task = bars.add_task(title, total=total)
 
             def advance() -> None:
@@ -156,14 +161,21 @@ def progress() -> Iterator[Callable[[str, int], Advance]]:
 
 
 def _plain_progress(title: str, total: int) -> Advance:
-    started, done = time.monotonic(), [0]
-    note(f"{title}: {total} steps")
+    """A line for the beginning and the end of a stage, and one a minute with the time left."""
+    started, done = time.monotonic(), 0
+    told = started
+    note(f"{title}: {total} steps" if total else title)
 
     def advance() -> None:
+        nonlocal done, told
         interrupts.heed()
-        done[0] += 1
-        if done[0] == total:
-            note(f"{title}: done in {time.monotonic() - started:.1f} s")
+        done += 1
+        now = time.monotonic()
+        if done == total:
+            note(f"{title}: done in {now - started:.1f} s")
+        elif now - told >= _NEWS:
+            told, left = now, (now - started) / done * (total - done)
+            note(f"{title}: {done} of {total}, about {duration(left)} left")
 
     return advance
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from latte_convert import processes
 from latte_convert.cli import console, interrupts, options
 from latte_convert.errors import UsageError
 from latte_convert.names import PAGE
@@ -39,6 +40,16 @@ def convert(
             "--dry-run", rich_help_panel=options.OUTPUT, help="Fit, score and print the plan; convert nothing."
         ),
     ] = False,
+    sites_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--sites-from",
+            metavar="REPORT",
+            rich_help_panel="Which sites are converted",
+            help="Convert the sites of a report.json, or of an artifact, with their kernels fitted to MODEL; nothing "
+            "is scored or chosen.",
+        ),
+    ] = None,
     work: options.Work = None,
     json: options.Json = False,
     device: options.Device = "auto",
@@ -55,6 +66,8 @@ def convert(
     """
     if out is None and not dry_run:
         raise UsageError("give --out DIR for the artifact, or --dry-run to see the plan only.")
+    if sites_from is not None and dry_run:
+        raise UsageError("--sites-from names the plan: there is none to show with --dry-run. Leave one of them out.")
     if adapter and allow_pickle:
         raise UsageError("--adapter takes a model with safetensors files: leave out --allow-pickle.")
     loading: dict[str, Any] = {
@@ -66,7 +79,9 @@ def convert(
         "work": work,
     }
     if dry_run:
-        _show_plan(_score(model, calib, recipe=recipe, **loading), json)
+        report = _score(model, calib, recipe=recipe, **loading)
+        processes.finish()
+        _show_plan(report, json)
         return
     from latte_convert.artifact.files import check_outside, check_target
     from latte_convert.conversion import convert as run
@@ -76,10 +91,13 @@ def convert(
     if model is not None:
         check_outside(out, given[0])
     check_target(out, overwrite=overwrite, protect=given)
+    processes.join()
     with console.log_to_stderr(), console.progress() as progress:
-        outcome = run(model, calib, recipe=recipe, progress=progress, **loading)
+        outcome = run(model, calib, recipe=recipe, sites_from=sites_from, progress=progress, **loading)
         interrupts.heed()
-        outcome.save(out, overwrite=overwrite, adapter=adapter)
+        if processes.rank() == 0:
+            outcome.save(out, overwrite=overwrite, adapter=adapter)
+        processes.finish()
     report = outcome.report
     _warn(report)
     console.site_table(report)
@@ -147,14 +165,16 @@ def score(
         trust_remote_code=trust_remote_code,
         model_factory=model_factory,
     )
-    if out is not None:
+    if out is not None and processes.rank() == 0:
         write_report(report, out)
+    processes.finish()
     _show_plan(report, json)
 
 
 def _score(model: str | None, calib: list[str], **arguments: Any) -> Report:
     from latte_convert.conversion import score as run
 
+    processes.join()
     with console.log_to_stderr(), console.progress() as progress:
         return run(model, calib, progress=progress, **arguments)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from latte_convert import processes
 from latte_convert.cli import console, options
 from latte_convert.wording import percent_down, some
 
@@ -103,17 +104,19 @@ def evaluate(
 
     if out is not None:
         _check_out(out, overwrite)
+    processes.join()
     with console.log_to_stderr(), console.progress() as progress:
         report = run(
             directory, task, data, samples=samples, batch_size=batch_size, seed=seed, templates=templates,
             decoder=decoder, metric=metric, fail_under=fail_under, device=device,
             trust_remote_code=trust_remote_code, progress=progress,
         )  # fmt: skip
-    if out is not None:
+    if out is not None and processes.rank() == 0:
         _check_out(out, overwrite)  # another run may have written it since
         write_document(report.model_dump(mode="json"), out)
         if out.parent.resolve() == directory.resolve():
             console.note(f"next: latte report {shlex.quote(str(directory))}")
+    processes.finish()
     _show(report)
     if json:
         console.document(report.model_dump(mode="json"))

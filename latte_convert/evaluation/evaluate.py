@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latte_convert import processes
 from latte_convert.errors import DataError, InputError, UsageError, nearest
 from latte_convert.evaluation.bootstrap import intervals, retention
 from latte_convert.evaluation.result import EvalReport, GateReport, MetricReport
@@ -16,6 +17,7 @@ from latte_convert.evaluation.tasks import get_task, task_names
 from latte_convert.evaluation.tasks.base import Setting, Task, require_two
 from latte_convert.progress import Progress, progress_of
 from latte_convert.reading import is_utf8
+from latte_convert.work import digest
 
 if TYPE_CHECKING:
     from latte_convert.artifact.load import Artifact
@@ -84,6 +86,9 @@ def evaluate(
     job = kind(setting)
     require_two(len(job.examples), ", ".join(setting.data))
     artifact = open_artifact(directory, device=device, trust_remote_code=trust_remote_code)
+    seen = [(each.id, repr(each.target)) for each in job.examples]
+    same = {"artifact": artifact.manifest.fingerprint, "data": digest([seen, task, batch_size, seed])}
+    processes.agree(same, "{}", "Give all of them the same command and files")
     loaded = time.perf_counter()
     done = run_both(job, artifact, batch_size, progress_of(progress))
     ran = time.perf_counter()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from latte_convert import processes
 from latte_convert.data.decode import BadSample
 from latte_convert.data.examples import Example
 from latte_convert.data.feed import Inputs, place
@@ -66,16 +67,28 @@ def run_both(task: Task, artifact: Artifact, batch_size: int, progress: Progress
         GateError: The hybrid's output is not finite.
     """
     done = Predictions()
-    advance = progress("Running original and hybrid", len(task.examples))
-    for group in _groups(task, artifact.model, batch_size, done):
-        for examples, original, hybrid in _outcomes(task, artifact, group, done):
-            done.examples += examples
-            done.original += original
-            done.hybrid += hybrid
-            for _ in examples:
-                advance()
-    for _ in done.skipped:
-        advance()
+    windows = [task.examples[start : start + batch_size] for start in range(0, len(task.examples), batch_size)]
+    mine = range(processes.rank(), len(windows), processes.size())
+    advance = progress("Running original and hybrid", sum(len(windows[number]) for number in mine))
+    parts = {}
+    for number in mine:
+        part = _run_window(task, artifact, windows[number])
+        done.failure = part.failure or done.failure
+        # What loads an example need not be data: the others know it by its place.
+        places = [place for each in part.examples for place, one in enumerate(windows[number]) if one is each]
+        parts[number] = places, replace(part, examples=[], failure=None)
+        for _ in windows[number]:
+            advance()
+    found = {number: part for others in processes.exchange(parts, "predictions") for number, part in others.items()}
+    for number, window in enumerate(windows):
+        places, part = found[number]
+        done.examples += [window[place] for place in places]
+        done.original += part.original
+        done.hybrid += part.hybrid
+        done.skipped += part.skipped
+        done.calls += part.calls
+        done.exact_calls += part.exact_calls
+    task.setting.share_truncated()
     if not done.examples:
         first = some((f"{item.id}: {item.reason}" for item in done.skipped), separator="; ")
         raise DataError(
@@ -87,6 +100,17 @@ def run_both(task: Task, artifact: Artifact, batch_size: int, progress: Progress
             "would be the same. Choose a task for the converted tower, or convert another one."
         )
     return done
+
+
+def _run_window(task: Task, artifact: Artifact, window: Sequence[Example]) -> Predictions:
+    """Run original and hybrid over some examples."""
+    part = Predictions()
+    for group in _groups(task, artifact.model, window, part):
+        for examples, original, hybrid in _outcomes(task, artifact, group, part):
+            part.examples += examples
+            part.original += original
+            part.hybrid += hybrid
+    return part
 
 
 def _outcomes(
@@ -123,18 +147,17 @@ def _outcomes(
     yield examples, *task.compare(original, hybrid)
 
 
-def _groups(task: Task, model: nn.Module, batch_size: int, done: Predictions) -> Iterator[_Group]:
+def _groups(task: Task, model: nn.Module, window: Sequence[Example], done: Predictions) -> Iterator[_Group]:
     """Examples and their inputs, those of equal shape together; damaged samples are noted and passed over."""
-    for start in range(0, len(task.examples), batch_size):
-        groups: dict[Any, _Group] = {}
-        for example in task.examples[start : start + batch_size]:
-            try:
-                inputs = task.prepare(example, example.load(), model)
-            except BadSample as error:
-                done.skipped.append(SkippedReport(id=example.id, reason=str(error)))
-                continue
-            groups.setdefault(_shape(inputs), []).append((example, inputs))
-        yield from groups.values()
+    groups: dict[Any, _Group] = {}
+    for example in window:
+        try:
+            inputs = task.prepare(example, example.load(), model)
+        except BadSample as error:
+            done.skipped.append(SkippedReport(id=example.id, reason=str(error)))
+            continue
+        groups.setdefault(_shape(inputs), []).append((example, inputs))
+    yield from groups.values()
 
 
 def _shape(inputs: Inputs) -> Any:

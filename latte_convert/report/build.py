@@ -103,9 +103,9 @@ def _warnings(task: Task, found: Findings) -> Iterator[str]:
     if broken:
         yield f"{len(broken)} sites are not finite when linear and were not chosen: {some(broken)}."
     ruinous = {
-        site.name: found.choice.scores[site.name].value
+        site.name: score.value
         for site in found.choice.plan.converted
-        if task.recipe.scorer != "paper" and found.choice.scores[site.name].value > RUINOUS
+        if task.recipe.scorer != "paper" and (score := found.choice.scores.get(site.name)) and score.value > RUINOUS
     }
     for name, value in ruinous.items():
         yield (

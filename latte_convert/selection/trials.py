@@ -50,7 +50,8 @@ class Spread:
         """Add an output of the original."""
         tokens = output.detach().double().reshape(-1, output.shape[-1])
         self.tokens += len(tokens)
-        self.total = tokens.sum(0) if self.total is None else self.total + tokens.sum(0)
+        total = tokens.sum(0).cpu()
+        self.total = total if self.total is None else self.total + total
         self.squares += float(tokens.square().sum())
 
     def merge(self, other: Spread) -> None:

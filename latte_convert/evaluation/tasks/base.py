@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from latte_convert import processes
 from latte_convert.data.decode import Value
 from latte_convert.data.examples import Example
 from latte_convert.data.feed import Inputs
@@ -83,6 +84,13 @@ class Setting:
         if not path.exists():
             raise missing_path(str(path))
         return path
+
+    def share_truncated(self) -> None:
+        """Learn which samples other processes have found longer than the model takes."""
+        mine = {modality: processor.truncated for modality, processor in self._processors.items()}
+        for others in processes.exchange(mine, "truncated samples"):
+            for modality, found in others.items():
+                self.processor(modality).truncated |= found
 
     @property
     def truncated(self) -> int:
