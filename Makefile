@@ -45,7 +45,7 @@ compress: $(READY)   ## Convert MODEL, gate on fidelity and retention: make comp
 test: models   ## Run every test, in random order on all cores
 	LATTE_TEST_MODELS=$(MODELS) $(BIN)/python -m pytest $(PARALLEL) --durations=10
 
-test-fast: $(READY)   ## Run the tests that need no real model, compiler or process
+test-fast: $(READY)   ## Run the tests of the parts: no whole conversion, real model, compiler or process
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 check: $(READY)   ## Lint, formatting, types, order of the rooms
