@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from latte_convert.bench.result import Crossover, Guard, LengthResult, VariantName
 
@@ -11,56 +12,80 @@ TOLERANCE = 1.03
 """Below its ``min_tokens`` a hybrid may be this much slower than the original: the routing, and noise."""
 
 
-def find_crossover(points: Sequence[tuple[int, float]]) -> Crossover:
-    """The number of tokens from which on every measured length is faster.
+LEAST_LENGTHS = 3
+"""A crossover is stated where at least so many lengths were measured."""
 
-    Args:
-        points: Number of tokens, and time over the original's; below 1 is faster.
+
+class Pace(NamedTuple):
+    """How long a variant takes at one length.
+
+    Attributes:
+        tokens: The length.
+        ratio: Time over the original's, median over rounds; below 1 is faster.
+        sure: Whether the quartiles of both lie apart.
+    """
+
+    tokens: int
+    ratio: float
+    sure: bool = True
+
+
+def find_crossover(paces: Sequence[Pace]) -> Crossover:
+    """The number of tokens from which on every measured length is faster, beyond the spread of its measurements.
 
     Returns:
-        Between the last slower length and the next one, the point where the ratio is 1 by linear interpolation
-        between the logarithms (costs are powers of the length), rounded up. The shortest length, not bracketed,
-        where all are faster: nothing is known below it.
+        Between the last length that is not faster and the next one, the point where the ratio is 1 by linear
+        interpolation between the logarithms (costs are powers of the length), rounded up; the next one where the last
+        may be as fast. The shortest length, not bracketed, where all are faster: nothing is known below it. None where
+        the longest is not faster, or fewer than ``LEAST_LENGTHS`` were measured.
     """
-    ordered = sorted(points)
-    slower = [i for i, (_, ratio) in enumerate(ordered) if ratio >= 1]
-    if not ordered or (slower and slower[-1] == len(ordered) - 1):
+    ordered = sorted(paces)
+    others = [i for i, pace in enumerate(ordered) if pace.ratio >= 1 or not pace.sure]
+    if len(ordered) < LEAST_LENGTHS or (others and others[-1] == len(ordered) - 1):
         return Crossover(tokens=None, bracketed=False)
-    if not slower:
-        return Crossover(tokens=ordered[0][0], bracketed=False)
-    (below, ratio_below), (above, ratio_above) = ordered[slower[-1]], ordered[slower[-1] + 1]
-    share = math.log(ratio_below) / (math.log(ratio_below) - math.log(ratio_above))
-    tokens = math.exp(math.log(below) + share * (math.log(above) - math.log(below)))
+    if not others:
+        return Crossover(tokens=ordered[0].tokens, bracketed=False)
+    below, above = ordered[others[-1]], ordered[others[-1] + 1]
+    if not below.sure:
+        return Crossover(tokens=above.tokens, bracketed=True)
+    share = math.log(below.ratio) / (math.log(below.ratio) - math.log(above.ratio))
+    tokens = math.exp(math.log(below.tokens) + share * (math.log(above.tokens) - math.log(below.tokens)))
     # At the slower length itself the exact branch must still run.
-    return Crossover(tokens=min(max(math.ceil(tokens - 1e-9), below + 1), above), bracketed=True)
+    return Crossover(tokens=min(max(math.ceil(tokens - 1e-9), below.tokens + 1), above.tokens), bracketed=True)
 
 
-def ratios(lengths: Sequence[LengthResult], name: VariantName, *, attention: bool = False) -> list[tuple[int, float]]:
-    """Tokens and time over the original's of one variant, where it was measured."""
+def paces(lengths: Sequence[LengthResult], name: VariantName, *, attention: bool = False) -> list[Pace]:
+    """The pace of one variant at each length where it was measured."""
     found = []
     for length in lengths:
-        if (variant := length.variant(name)) is None:
+        variant, original = length.variant(name), length.variant("original")
+        if variant is None or original is None:
             continue
         ratio = variant.attention_ratio if attention else variant.forward_ratio
-        if ratio is not None:
-            found.append((length.tokens, ratio))
+        own, other = (v.attention if attention else v.forward for v in (variant, original))
+        if ratio is not None and own is not None and other is not None:
+            apart = own.upper_ms < other.lower_ms or other.upper_ms < own.lower_ms
+            found.append(Pace(length.tokens, ratio, apart))
     return found
 
 
 def statements(lengths: Sequence[LengthResult], crossover: Crossover, guard: Sequence[Guard]) -> list[str]:
     """What the figures say of the hybrid, in sentences, the unwelcome included."""
-    points = sorted(ratios(lengths, "hybrid"))
-    longest, last = points[-1]
+    points = sorted(paces(lengths, "hybrid"))
+    longest, last, sure = points[-1]
     lines = []
     if crossover.tokens is None:
-        lines.append(f"slower than exact at {longest} tokens, the longest measured ({last:.2f} of its time)")
+        pace = ("slower than" if last > 1 else "faster than") if sure else "as fast as"
+        lines.append(f"{pace} exact at {longest} tokens, the longest measured ({last:.2f} of its time)")
+        if len(points) < LEAST_LENGTHS:
+            lines.append(f"from which length on it is faster takes {LEAST_LENGTHS} lengths to say")
     elif crossover.bracketed:
-        lines.append(f"slower than exact below {crossover.tokens} tokens; faster from there on")
+        lines.append(f"not faster than exact below {crossover.tokens} tokens; faster from there on")
     else:
         lines.append(f"faster than exact from {crossover.tokens} tokens on; nothing shorter was measured")
     if crossover.tokens is not None:
         lines.append(f"at {longest} tokens: {last:.2f} of exact attention's time end to end")
-        if any(ratio < 1 for tokens, ratio in points if tokens < crossover.tokens):
+        if any(p.sure and p.ratio < 1 for p in points if p.tokens < crossover.tokens):
             lines.append("not monotonic: some shorter lengths were faster too; measure again on an idle machine")
     for check in guard:
         verdict = "bit-identical" if check.identical else "NOT identical"

@@ -42,12 +42,14 @@ class Settings:
         compile: Whether the hybrid's kernels are compiled too.
         rounds: Measurements of each variant.
         progress: Told of every step.
+        real: Whether the inputs are real samples: of others a cosine says nothing.
     """
 
     device: torch.device
     compile: bool
     rounds: int
     progress: Progress
+    real: bool
 
 
 @torch.no_grad()
@@ -81,7 +83,7 @@ def measure_case(case: Case, kernels: Mapping[str, Kernel], settings: Settings) 
         seconds=SECONDS / 2,
     )
     advance()
-    exact = [_primary(case, inputs) for inputs in case.inputs]
+    exact = [_primary(case, inputs) for inputs in case.inputs] if settings.real else []
     results = [VariantResult(name=name, reason=reason) for name, reason in reasons.items()]
     for name, variant in variants.items():
         timed: dict[str, Any] = {
@@ -91,7 +93,7 @@ def measure_case(case: Case, kernels: Mapping[str, Kernel], settings: Settings) 
         if name in alone:
             timed["attention"] = timing(alone[name])
             timed["attention_ratio"] = ratio(alone[name], alone["original"])
-        if name != "original":
+        if name != "original" and settings.real:
             timed["cosine"] = _cosine(case, variant, exact)
         results.append(VariantResult(name=name, **timed, **_costs(case, variant, calls, settings.device)))
     advance()

@@ -67,10 +67,10 @@ class LengthResult(_Model):
 
 
 class Crossover(_Model):
-    """Number of tokens from which on a variant was faster than the original at every length measured."""
+    """Number of tokens from which on a variant was faster than the original at every length, by their quartiles."""
 
-    tokens: int | None = Field(description="Null where it was slower at the longest.")
-    bracketed: bool = Field(description="Whether a shorter length was measured at which it was slower.")
+    tokens: int | None = Field(description="Null where it was not faster at the longest, or too few were measured.")
+    bracketed: bool = Field(description="Whether a shorter length was measured at which it was not faster.")
 
 
 class Guard(_Model):
@@ -95,7 +95,7 @@ class BenchReport(_Model):
     source: str = Field(description="Id of the original.")
     modality: str
     data: str | None = Field(
-        description="Where samples came from; null for synthetic ones, whose cosines say little of real data."
+        description="Where samples came from; null for synthetic ones, of which no cosines are taken."
     )
     device: str
     threads: int

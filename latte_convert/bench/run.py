@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from latte_convert.adapters.merging import is_block_of
 from latte_convert.artifact.load import Artifact, open_artifact
-from latte_convert.bench.crossover import find_crossover, ratios, statements
-from latte_convert.bench.inputs import make_cases
+from latte_convert.bench.crossover import find_crossover, paces, statements
+from latte_convert.bench.inputs import Case, make_cases
 from latte_convert.bench.measure import Settings, measure_case, measure_guard
-from latte_convert.bench.result import BenchReport
+from latte_convert.bench.result import BenchReport, LengthResult
 from latte_convert.environment import choose_device, library_versions, tool_version
 from latte_convert.errors import CheckpointError, UsageError
 from latte_convert.kernels.base import Kernel
@@ -44,7 +44,7 @@ def bench(
         tokens: Lengths of texts.
         resolutions: Heights and widths of images in pixels. Where no length is given, four of the model's kind are
             chosen; models of audio have one.
-        data: Real samples, for a fidelity that means something; synthetic ones where None.
+        data: Real samples, for cosines too; where None, what is timed are synthetic ones.
         device: ``auto``, ``cpu``, ``cuda``, ….
         dtype: Of the weights, instead of the checkpoint's own. Flash attention on GPUs wants half precision.
         compile: Measure the hybrid with compiled kernels too.
@@ -68,15 +68,15 @@ def bench(
     artifact.model.to(dtype=dtype)
     parameter = next(artifact.model.parameters())
     modality, cases = make_cases(artifact, tokens, resolutions, data)
-    settings = Settings(parameter.device, compile, rounds, progress_of(progress))
-    lengths = [measure_case(case, kernels, settings) for case in cases]
-    crossover = find_crossover(ratios(lengths, "hybrid"))
+    settings = Settings(parameter.device, compile, rounds, progress_of(progress), real=data is not None)
+    lengths = _measured(cases, kernels, settings)
+    crossover = find_crossover(paces(lengths, "hybrid"))
     guard = [
         measure_guard(case, length.tokens, kernels, crossover.tokens, settings)
-        for case, length in zip(cases, lengths, strict=True)
+        for case, length in zip(cases, lengths, strict=False)  # of an interrupted run fewer
         if crossover.tokens is not None and length.tokens < crossover.tokens
     ]
-    compiled = ratios(lengths, "hybrid_compiled")
+    compiled = paces(lengths, "hybrid_compiled")
     return BenchReport(
         tool_version=tool_version(),
         library_versions=library_versions(),
@@ -92,12 +92,32 @@ def bench(
         lengths=lengths,
         crossover=crossover,
         crossover_compiled=find_crossover(compiled) if compiled else None,
-        crossover_attention=find_crossover(ratios(lengths, "hybrid", attention=True)),
+        crossover_attention=find_crossover(paces(lengths, "hybrid", attention=True)),
         guard=guard,
-        statements=statements(lengths, crossover, guard),
+        statements=statements(lengths, crossover, guard) + _unfinished(cases, lengths),
         min_tokens_written=None,
         seconds=time.perf_counter() - start,
     )
+
+
+def _measured(cases: Sequence[Case], kernels: Mapping[str, Kernel], settings: Settings) -> list[LengthResult]:
+    """The lengths, as many as are finished where Ctrl-C interrupts a later one.
+
+    Raises:
+        KeyboardInterrupt: None is finished.
+    """
+    lengths: list[LengthResult] = []
+    try:
+        lengths.extend(measure_case(case, kernels, settings) for case in cases)
+    except KeyboardInterrupt:
+        if not lengths:
+            raise
+    return lengths
+
+
+def _unfinished(cases: Sequence[Case], lengths: Sequence[LengthResult]) -> list[str]:
+    left = [case.label for case in cases[len(lengths) :]]
+    return [f"interrupted: not measured at {', '.join(left)}"] if left else []
 
 
 def _exact(artifact: Artifact) -> dict[str, Kernel]:

@@ -47,7 +47,11 @@ def bench(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="DATA", help="Real samples to compare outputs on, in place of synthetic ones."),
+        typer.Option(
+            "--data",
+            metavar="DATA",
+            help="Real samples, to compare outputs on; without them synthetic ones are timed.",
+        ),
     ] = None,
     device: options.Device = "auto",
     dtype: Annotated[
@@ -96,14 +100,16 @@ def bench(
             trust_remote_code=trust_remote_code,
             progress=progress,
         )
-        interrupts.heed()
     _show(report)
     if write and report.crossover.tokens is not None:
         write_min_tokens(directory, report.crossover.tokens, trust_remote_code=trust_remote_code)
         report = report.model_copy(update={"min_tokens_written": report.crossover.tokens})
         console.note(f"min_tokens = {report.crossover.tokens} is stored in {directory}")
     elif write:
-        console.note("nothing was stored: the hybrid is slower at the longest of these lengths. Measure longer ones.")
+        console.note(
+            "nothing was stored: no length is known from which on the hybrid is faster. Measure three or more, and "
+            "longer ones."
+        )
     elif report.crossover.tokens is not None:
         console.note(f"--write stores min_tokens = {report.crossover.tokens}: shorter inputs then run exact attention.")
     if save:
@@ -111,9 +117,10 @@ def bench(
         console.note(f"next: latte report {shlex.quote(str(directory))}")
     if json:
         console.document(report.model_dump(mode="json"))
-        return
-    for line in report.statements:
-        console.result(line)
+    else:
+        for line in report.statements:
+            console.result(line)
+    interrupts.heed()
 
 
 def _numbers(option: str, text: str | None) -> list[int]:
@@ -162,7 +169,7 @@ def _show(report: BenchReport) -> None:
     if report.modality == "audio":
         console.note("models of audio have one length: that of their feature extractor's window.")
     if report.data is None:
-        console.note("cosines are on synthetic samples; give --data for what they are on yours.")
+        console.note("inputs are synthetic; give --data for cosines on your samples.")
 
 
 def _remarks(report: BenchReport) -> dict[str, list[str]]:

@@ -16,7 +16,7 @@ from latte_convert.adapters.host import Host
 from latte_convert.artifact.load import open_artifact
 from latte_convert.artifact.manifest import read_manifest
 from latte_convert.artifact.verify import verify
-from latte_convert.bench import measure, store, variants
+from latte_convert.bench import measure, run, store, variants
 from latte_convert.bench.inputs import Case, make_cases
 from latte_convert.bench.result import BenchReport
 from latte_convert.bench.run import bench
@@ -43,8 +43,8 @@ def clip(tiny_clip: Path, sentences: Path, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(dino: Path) -> BenchReport:
-    return bench(dino, resolutions=[84, 56], compile=False, rounds=2)
+def report(dino: Path, photos: Path) -> BenchReport:
+    return bench(dino, resolutions=[84, 56], data=str(photos), compile=False, rounds=2)
 
 
 @pytest.fixture
@@ -53,13 +53,13 @@ def copy(dino: Path, tmp_path: Path) -> Path:
 
 
 @torch.no_grad()
-def cosine(artifact: Path, resolution: int, dtype: torch.dtype = torch.float32) -> float:
-    """Mean over tokens, by the libraries' own models."""
-    _, [case] = make_cases(open_artifact(artifact), resolutions=[resolution])
+def cosine(artifact: Path, resolution: int, photos: Path, dtype: torch.dtype = torch.float32) -> float:
+    """Mean over samples and tokens, by the libraries' own models."""
+    _, [case] = make_cases(open_artifact(artifact), resolutions=[resolution], data=str(photos))
     source = resolve(artifact)
     original, _ = source.instantiate(source.original_tensors())
     a, b = (
-        model.to(dtype)(**case.inputs[0].kwargs).last_hidden_state.double()
+        torch.cat([model.to(dtype)(**inputs.kwargs).last_hidden_state.double() for inputs in case.inputs])
         for model in (original, latte_convert.load(artifact))
     )
     return torch.nn.functional.cosine_similarity(a, b, dim=-1).mean().item()
@@ -70,7 +70,7 @@ def test_lengths_are_sorted_and_tokens_derived(report):
         ("56 px", 56, 17, 3),  # 4 x 4 patches of 14, and CLS; every second of six layers
         ("84 px", 84, 37, 3),
     ]
-    assert (report.modality, report.device, report.dtype, report.data) == ("image", "cpu", "float32", None)
+    assert (report.modality, report.device, report.dtype) == ("image", "cpu", "float32")
 
 
 def test_the_report_is_strict_json_and_comes_back(report):
@@ -94,12 +94,12 @@ def test_flops_of_the_hybrid_differ_by_the_plain_sum_over_values(report):
         assert flops.measured - flops.formula == 3 * 2 * length.tokens * 48
 
 
-def test_the_original_is_the_measure_of_the_others(dino, report):
+def test_the_original_is_the_measure_of_the_others(dino, photos, report):
     for length in report.lengths:
         original, hybrid = length.variant("original"), length.variant("hybrid")
         assert (original.forward_ratio, original.attention_ratio, original.cosine) == (1.0, 1.0, None)
         assert original.detail.startswith("SDPA: ")
-        assert hybrid.cosine == pytest.approx(cosine(dino, length.resolution), abs=1e-5)
+        assert hybrid.cosine == pytest.approx(cosine(dino, length.resolution, photos), abs=1e-5)
         assert length.variant("hybrid_compiled") is None
 
 
@@ -122,7 +122,9 @@ def test_the_model_is_left_as_it_was(dino):
     artifact = open_artifact(dino)
     _, [case] = make_cases(artifact, resolutions=[56])
     before = measure._primary(case, case.inputs[0])
-    settings = measure.Settings(torch.device("cpu"), compile=False, rounds=1, progress=lambda *_: lambda: None)
+    settings = measure.Settings(
+        torch.device("cpu"), compile=False, rounds=1, progress=lambda *_: lambda: None, real=True
+    )
     measure.measure_case(case, artifact.kernels, settings)
     with torch.no_grad():
         assert torch.equal(measure._primary(case, case.inputs[0]), before)
@@ -140,19 +142,39 @@ def test_a_compiler_that_fails_says_so_in_its_row(dino, monkeypatch):
     assert length.variant("hybrid").forward is not None
 
 
-def test_compiled_kernels_are_timed_as_the_hybrid_they_are(dino, monkeypatch):
+def test_compiled_kernels_are_timed_as_the_hybrid_they_are(dino, photos, monkeypatch):
     monkeypatch.setattr(variants.torch, "compile", lambda kernel, **_: kernel)
-    [length] = bench(dino, resolutions=[56], rounds=1).lengths
+    [length] = bench(dino, resolutions=[56], data=str(photos), rounds=1).lengths
     compiled = length.variant("hybrid_compiled")
     assert compiled.cosine == pytest.approx(length.variant("hybrid").cosine, abs=1e-6)
     assert compiled.forward is not None
     assert compiled.attention is not None
 
 
-def test_weights_can_be_cast(dino):
-    report = bench(dino, resolutions=[56], compile=False, rounds=1, dtype=torch.bfloat16)
+def test_synthetic_inputs_have_no_cosine(dino):
+    [length] = bench(dino, resolutions=[56], compile=False, rounds=1).lengths
+    assert [variant.cosine for variant in length.variants] == [None] * len(length.variants)
+    assert length.variant("hybrid").forward is not None
+
+
+def test_finished_lengths_outlive_an_interrupt(dino, monkeypatch):
+    def interrupted(case, *rest):
+        if case.resolution == 84:
+            raise KeyboardInterrupt
+        return measure.measure_case(case, *rest)
+
+    monkeypatch.setattr(run, "measure_case", interrupted)
+    report = bench(dino, resolutions=[56, 84], compile=False, rounds=1)
+    assert [length.resolution for length in report.lengths] == [56]
+    assert report.statements[-1] == "interrupted: not measured at 84 px"
+    with pytest.raises(KeyboardInterrupt):
+        bench(dino, resolutions=[84], compile=False, rounds=1)
+
+
+def test_weights_can_be_cast(dino, photos):
+    report = bench(dino, resolutions=[56], data=str(photos), compile=False, rounds=1, dtype=torch.bfloat16)
     assert report.dtype == "bfloat16"
-    exact = cosine(dino, 56)
+    exact = cosine(dino, 56, photos)
     assert report.lengths[0].variant("hybrid").cosine == pytest.approx(exact, abs=0.01)
     assert exact < 0.9
 
@@ -213,7 +235,7 @@ def test_a_kernel_that_leaves_the_graph_for_padding_is_not_timed_as_compiled():
     text["attention_mask"][:, 100:] = 0
     host = Host.of(model)
     kernels = {site.name: NearFarKernel(4, 8, window=2, halo=1, clusters=8) for site in host.sites()}
-    settings = measure.Settings(torch.device("cpu"), compile=True, rounds=1, progress=silent)
+    settings = measure.Settings(torch.device("cpu"), compile=True, rounds=1, progress=silent, real=True)
     length = measure.measure_case(Case("padded", None, host, [Inputs(text)]), kernels, settings)
     compiled = length.variant("hybrid_compiled")
     assert compiled.reason == "near_far leaves a compiled graph where a call has a padding mask, as these inputs do"
@@ -286,7 +308,7 @@ def test_below_min_tokens_the_hybrid_is_the_original_bit_by_bit(copy, resolution
 def test_the_guard_sees_what_is_identical(dino):
     artifact = open_artifact(dino)
     _, [case] = make_cases(artifact, resolutions=[56])
-    settings = measure.Settings(torch.device("cpu"), compile=False, rounds=1, progress=lambda *_: lambda: None)
+    settings = measure.Settings(torch.device("cpu"), compile=False, rounds=1, progress=silent, real=False)
     assert measure.measure_guard(case, 17, artifact.kernels, 18, settings).identical
     assert not measure.measure_guard(case, 17, artifact.kernels, 17, settings).identical
 
