@@ -30,6 +30,7 @@ from latte_convert.adapters.route import NAME, Route, replaced_forward, route, r
 from latte_convert.attention import AttentionSite, Handler, SiteCall
 from latte_convert.data.feed import Inputs, run
 from latte_convert.errors import CheckpointError
+from latte_convert.graphs import exporting
 from latte_convert.wording import some
 
 _PLACE = re.compile(r"call_\d+")
@@ -140,7 +141,13 @@ def stand_in(module: nn.Module, _route: Route, original: Callable[..., Any]) -> 
             return _answer(site, site.__dict__.get(NAME), found)
 
         with deeper(), Watched(attend):
-            return original(module, *args, **kwargs)
+            output = original(module, *args, **kwargs)
+        if exporting() and not next(number):  # a graph has no logits that are computed later
+            raise CheckpointError(
+                f"{type(module).__name__} writes its attention out, and an exported graph can have nothing else there: "
+                "have it call scaled_dot_product_attention, or exclude it."
+            )
+        return output
 
     # A compiled graph would not see which products are attention.
     disabled: Callable[..., Any] = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
@@ -225,7 +232,6 @@ class _Seen:
     sites: dict[tuple[nn.Module, int], AttentionSite] = field(default_factory=dict)
     calls: Counter[tuple[nn.Module, int]] = field(default_factory=Counter)
     projections: dict[tuple[nn.Module, int], nn.Module] = field(default_factory=dict)
-    foreign: set[nn.Module] = field(default_factory=set)
 
 
 def plain_adapter(

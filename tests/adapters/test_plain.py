@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import assert_same, exact_handlers
+from helpers import assert_same, exact_handlers, tensors
 from plain_models import KEPT, MODELS, Attention, Forms, Geometry, Twice, build, by_einsum
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import latte_convert
 from latte_convert.adapters.find import find_adapter
@@ -143,12 +145,34 @@ def test_logits_are_computed_only_where_they_are_read() -> None:
         torch.testing.assert_close(weights + 0, expected)
 
 
-def test_gradients_go_through_a_hybrid() -> None:
-    model, row = build("nanoGPT written out"), MODELS["nanoGPT written out"]
-    convert(model, row.inputs())
-    logits, _ = model(**row.inputs())
-    logits.square().mean().backward()
+@pytest.mark.parametrize("name", ["nanoGPT", "several in one module", "DINOv2's MemEffAttention"])
+def test_what_a_hybrid_goes_with(name: str) -> None:
+    model, inputs = build(name), MODELS[name].inputs()
+    convert(model, inputs)
+    with torch.no_grad():
+        expected = model(**inputs)
+        assert_same(torch.compile(model, backend="eager")(**inputs), expected)
+        with ThreadPoolExecutor(4) as pool:
+            for output in pool.map(lambda _: torch.no_grad()(model)(**inputs), range(4)):
+                assert_same(output, expected, tolerance=0)
+    again = checkpoint(lambda: model(**inputs), use_reentrant=False)
+    assert_same(again, expected)
+    next(value for value in tensors(again).values() if value is not None).square().mean().backward()
     assert all(layer.weight.grad is not None for layer in model.modules() if isinstance(layer, nn.Linear))
+
+
+def test_an_exported_graph_has_calls_and_nothing_that_is_written_out() -> None:
+    model, inputs = build("nanoGPT"), MODELS["nanoGPT"].inputs()
+    convert(model, inputs)
+    exported = torch.export.export(model, (), inputs, strict=False).module()
+    with torch.no_grad():
+        assert_same(exported(**inputs), model(**inputs))
+    model, inputs = build("einsum"), MODELS["einsum"].inputs()
+    convert(model, inputs)
+    with pytest.raises(
+        CheckpointError, match="Layer writes its attention out, and an exported graph can have nothing else"
+    ):
+        torch.export.export(model, (), inputs, strict=False)
 
 
 def test_dropout_in_training_is_refused() -> None:
