@@ -91,18 +91,42 @@ def summarise(
         if steps:
             assign = kmeans(features_of(key, pull[:, 0], spread, seen), pull[:, 0], assign, count, steps)
     weight, _, mass = weigh(pull[:, 0], assign, count)
-    order = torch.arange(query.shape[1], device=query.device).expand(len(query), 1, -1)
-    grouped = query[:, None]
-    if views > 1:
-        order = views_of(query, moments(key, seen)[1], views, asked)
-        grouped = in_order(query, order)
-        mean = view_means(grouped, order, query.shape[1], asked)
-        pull = hide(scale * mean @ key.mT, seen)
+    order, grouped, mean, pull = in_views(query, key, mean, pull, scale=scale, views=views, seen=seen, asked=asked)
     means, top, own = cluster_means(torch.cat([key, value], dim=-1), pull, assign, count)
     centre, shown = means[..., : key.shape[2]], means[..., key.shape[2] :]
-    level = own.masked_fill(own == 0, 1).log() + top - scale * (centre @ mean[..., None]).squeeze(-1)
-    level = level.masked_fill(own == 0, lowest(level))
+    level = level_of(own, top, centre, mean, scale)
+    if order is None:
+        order = torch.arange(query.shape[1], device=query.device).expand(len(query), 1, -1)
     return Summary(order, grouped, centre, shown, level, assign, weight, mass)
+
+
+def in_views(
+    query: Tensor,
+    key: Tensor,
+    mean: Tensor,
+    pull: Tensor,
+    *,
+    scale: float,
+    views: int,
+    seen: Tensor | None,
+    asked: Tensor | None,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """The order of the queries by view (None where there is one view), the queries, their mean, and its pull on keys.
+
+    ``mean``, ``(G, 1, d)``, and ``pull``, ``(G, 1, n)``, are those of all queries.
+    """
+    if views == 1:
+        return None, query[:, None], mean, pull
+    order = views_of(query, moments(key, seen)[1], views, asked)
+    grouped = in_order(query, order)
+    mean = view_means(grouped, order, query.shape[1], asked)
+    return order, grouped, mean, hide(scale * mean @ key.mT, seen)
+
+
+def level_of(mass: Tensor, top: Tensor, centre: Tensor, mean: Tensor, scale: float) -> Tensor:
+    """``level`` of ``Summary``, of the means of keys in clusters and of queries in views."""
+    level = mass.masked_fill(mass == 0, 1).log() + top - scale * (centre @ mean[..., None]).squeeze(-1)
+    return level.masked_fill(mass == 0, lowest(level))
 
 
 @torch.no_grad()

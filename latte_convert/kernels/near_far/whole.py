@@ -15,7 +15,7 @@ from torch import Tensor
 
 from latte_convert.kernels.near_far.clustering import cell_counts, features_of, grid_cells, moments, take
 from latte_convert.kernels.near_far.fields import Attended, log_total, merge
-from latte_convert.kernels.near_far.summary import hide, in_order, lowest, view_means, views_of
+from latte_convert.kernels.near_far.summary import hide, in_views, level_of, lowest
 from latte_convert.kernels.near_far.windows import Places, Tiling
 
 
@@ -47,19 +47,10 @@ def attend_whole(
         assign = _nearest(features, means[:, 0], mass[:, 0])
     member = _membership(assign, count)
     left = None if tiling is None else _left(pull[:, 0], member, assign, tiling)
-    order = None
-    grouped = query[:, None]
-    if views > 1:
-        order = views_of(query, moments(keys, inner)[1], views, asked)
-        grouped = in_order(query, order)
-        mean = view_means(grouped, order, query.shape[1], asked)
-        pull = hide(scale * mean @ keys.mT, inner)
+    order, grouped, mean, pull = in_views(query, keys, mean, pull, scale=scale, views=views, seen=inner, asked=asked)
     shown, top, mass = _cluster_means(torch.cat([keys, values], dim=-1), pull, member, assign)
     centre, shown = shown[..., : key.shape[2]], shown[..., key.shape[2] :]
-    level = (
-        mass.masked_fill(mass == 0, 1).log() + top - scale * (centre @ mean.reshape(*centre.shape[:2], -1, 1))[..., 0]
-    )
-    level = level.masked_fill(mass == 0, lowest(level))
+    level = level_of(mass, top, centre, mean, scale)
     alone = key.new_zeros(key.shape[0], 1, first)
     if seen is not None:
         alone = alone.masked_fill(~seen[:, None, :first], lowest(alone))
