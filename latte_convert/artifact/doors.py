@@ -33,7 +33,7 @@ def open_doors(modeling: Any) -> None:
 
 def open_savers(home: Any) -> None:
     """Put our word into timm's or open_clip's functions that write and upload; ``home`` is the module they are in."""
-    for name, replaced in (("save_for_hf", _writing), ("push_to_hf_hub", _uploading)):
+    for name, replaced in (("save_for_hf", _writing), ("push_to_hf_hub", _pushing)):
         original = getattr(home, name)
         if hasattr(original, "__wrapped__"):
             continue
@@ -49,27 +49,13 @@ def _writing(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def save_for_hf(model: Any, *args: Any, **kwargs: Any) -> Any:
-        from latte_convert.adapters.convert import is_hybrid
-
-        if not is_hybrid(model):
+        if not _is_whole_hybrid(model):
             return original(model, *args, **kwargs)
         directory = Path(kwargs["save_directory"] if "save_directory" in kwargs else args[place - 1])
         directory.mkdir(parents=True, exist_ok=True)
         return _save_into(model, directory)
 
     return save_for_hf
-
-
-def _uploading(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def push_to_hf_hub(model: Any, *args: Any, **kwargs: Any) -> Any:
-        from latte_convert.adapters.convert import is_hybrid
-
-        if is_hybrid(model):
-            _refuse_push(model)
-        return original(model, *args, **kwargs)
-
-    return push_to_hf_hub
 
 
 def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,12 +117,12 @@ def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _pushing(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def push_to_hub(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_whole_hybrid(self):
-            _refuse_push(self)
-        return original(self, *args, **kwargs)
+    def push(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_whole_hybrid(model):
+            _refuse_push(model)
+        return original(model, *args, **kwargs)
 
-    return push_to_hub
+    return push
 
 
 def _is_whole_hybrid(model: Any) -> bool:
