@@ -109,69 +109,38 @@ def models_dir() -> Path:
 @pytest.fixture(scope="session")
 def tiny_dino(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random DINOv2 checkpoint whose attention is far from uniform, with its image processor."""
-    import transformers
+    import small_checkpoints
 
-    torch.manual_seed(0)
-    config = transformers.Dinov2Config(
-        hidden_size=48,
-        num_hidden_layers=6,
-        num_attention_heads=3,
-        image_size=56,
-        patch_size=14,
-        mlp_ratio=2,
-        layerscale_value=0.3,
-    )
-    model = transformers.Dinov2Model(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("weight") and parameter.dim() == 2:
-                parameter.mul_(12)  # the library's initialisation gives nearly uniform attention
     path = tmp_path_factory.mktemp("models") / "tiny-dino"
-    model.save_pretrained(path)
-    processor = transformers.BitImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
-    processor.save_pretrained(path)
-    return path
+    return small_checkpoints.dino(
+        path, hidden_size=48, num_hidden_layers=6, num_attention_heads=3, layerscale_value=0.3
+    )
 
 
 @pytest.fixture(scope="session")
 def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random CLIP checkpoint with image processor and a word-level tokenizer."""
     import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from small_checkpoints import VOCABULARY, sharpen, words
 
-    words = ["a", "the", "man", "woman", "girl", "boy", "dog", "cat", "is", "on", "in", "of", "and", "playing"]
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *words])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)]
-    )
     shared = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48}
     torch.manual_seed(0)
     model = transformers.CLIPModel(
         transformers.CLIPConfig(
             text_config={
-                **shared, "vocab_size": len(vocabulary), "max_position_embeddings": 24, "pad_token_id": 0,
+                **shared, "vocab_size": len(VOCABULARY), "max_position_embeddings": 24, "pad_token_id": 0,
                 "bos_token_id": 1, "eos_token_id": 2,
             },
             vision_config={**shared, "image_size": 48, "patch_size": 8},
             projection_dim=16,
         )
     )  # fmt: skip
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "proj.weight" in name:
-                parameter.mul_(20)  # the library's initialisation gives nearly uniform attention
     path = tmp_path_factory.mktemp("models") / "tiny-clip"
-    model.save_pretrained(path)
+    sharpen(model, "proj.weight", factor=20).save_pretrained(path)
     transformers.CLIPImageProcessor(
         size={"shortest_edge": 48}, crop_size={"height": 48, "width": 48}
     ).save_pretrained(path)  # fmt: skip
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>",
-        model_max_length=24,
-    ).save_pretrained(path)  # fmt: skip
-    return path
+    return words(path, 24)
 
 
 @pytest.fixture

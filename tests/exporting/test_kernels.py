@@ -105,7 +105,7 @@ def test_padded_texts_of_any_length_in_onnx_runtime(kernel: str, bert: Path, tmp
 def test_texts_of_one_length_where_a_kernel_groups_tokens(kernel: str, bert: Path, tmp_path: Path, caplog) -> None:
     options = {"window": 2, "halo": 1, "clusters": 6} if kernel == "near_far" else {}
     subject = _subject(bert, kernel, options)
-    with pytest.raises(UsageError, match=f"{kernel} groups the tokens .* with --tokens, up to 64"):
+    with pytest.raises(UsageError, match=f"{kernel} groups the tokens .* with --tokens, up to 80"):
         make_parts(subject, [], Size())
     assert _worst(*make_parts(subject, [], Size(tokens=48)), Onnx(), tmp_path) < 1e-4
     assert "every text has 48 tokens and no padding, so that there is no attention_mask" in caplog.text
