@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from latte_convert.attention import CallShape
+from latte_convert.graphs import exporting
 
 # Tokens a causal step handles pairwise. At r = dv = chunk the pairwise block, the running state and the
 # values all take the same memory, so nothing larger than the inputs is ever allocated.
@@ -79,8 +80,7 @@ def causal_sums(query: Tensor, key: Tensor, value: Tensor, padding: tuple[Tensor
         size, s = chunked(padding[0][..., blind:, :]), chunked(seen[..., past:, :])
         pairs = pairs + size * s.mT
         rest = rest + size * before(s.mT @ v, seen[..., :past, :].mT @ value[..., :past, :])
-    sums = (pairs.tril() @ v + rest).flatten(2, 3)[..., : queries - blind, :]
-    return F.pad(sums, (0, 0, blind, 0))
+    return F.pad(joined(pairs.tril() @ v + rest, queries - blind), (0, 0, blind, 0))
 
 
 def divided(sums: Tensor, eps: float = 0.0) -> Tensor:
@@ -95,9 +95,20 @@ def nonzero(divisor: Tensor) -> Tensor:
 
 def chunked(tokens: Tensor) -> Tensor:
     """``(B, H, N, c)`` to ``(B, H, chunks, CAUSAL_CHUNK, c)``, filled up with zeros."""
-    missing = -tokens.shape[-2] % CAUSAL_CHUNK
-    padded = F.pad(tokens, (0, 0, 0, missing))
-    return padded.reshape(*tokens.shape[:2], -1, CAUSAL_CHUNK, tokens.shape[-1])
+    count = tokens.shape[-2]
+    # One chunk, or one before the last, would make a graph of its own: an exported one has three at least. The 1 keeps
+    # PyTorch from taking the quotient apart, whose multiples it would no longer find to be multiples.
+    chunks = (count + 3 * CAUSAL_CHUNK + 1) // CAUSAL_CHUNK if exporting() else -(-count // CAUSAL_CHUNK)
+    padded = F.pad(tokens, (0, 0, 0, chunks * CAUSAL_CHUNK - count))
+    return torch.unflatten(padded, -2, (chunks, CAUSAL_CHUNK))
+
+
+def joined(chunks: Tensor, count: int) -> Tensor:
+    """The inverse of ``chunked`` on ``count`` tokens."""
+    if exporting():  # a view or a slice would ask whether sizes fit, which is not found for all of them
+        token = torch.arange(count, device=chunks.device)
+        return chunks[:, :, token // CAUSAL_CHUNK, token % CAUSAL_CHUNK]
+    return chunks.flatten(2, 3)[..., :count, :]
 
 
 def before(sums: Tensor, initial: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.graphs import recorded
 from latte_convert.kernels.base import Extras, Kernel, check_whole
-from latte_convert.kernels.linear import chunked, divided, linear_attention, linear_flops, no_autocast
+from latte_convert.kernels.linear import chunked, divided, joined, linear_attention, linear_flops, no_autocast
 
 EPS = 1e-6
 
@@ -136,8 +136,7 @@ def _causal_sums(query: Tensor, key: Tensor, top: Tensor, value: Tensor) -> Tens
         starts.append(end)
     pairs = (q @ k.mT * _ratio(own.mT, seen)).tril()
     rest = q @ torch.stack(states[: q.shape[2]], dim=2) * _ratio(torch.stack(starts[: q.shape[2]], dim=2), seen)
-    out = (pairs @ v + rest).flatten(2, 3)[..., : queries - blind, :]
-    return F.pad(out, (0, 0, blind, 0))
+    return F.pad(joined(pairs @ v + rest, queries - blind), (0, 0, blind, 0))
 
 
 def _ratio(log_part: Tensor, log_whole: Tensor) -> Tensor:
