@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
-import threading
+import sys
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,6 @@ ROWS: dict[str, tuple[Callable[[Any], Any], float]] = {
     "compiled": (compiled, 1 - 1e-6),
     "deepcopy": (copy.deepcopy, 1.0),
     "pickle": (pickled, 1.0),
-    "DataParallel": (nn.DataParallel, 1.0),
 }
 """By name: what is made of a hybrid, and the least cosine of its output with the hybrid's; at 1 both are equal."""
 
@@ -153,21 +153,29 @@ def test_it_computes_what_the_hybrid_does(row: str, saved: Path) -> None:
     assert torch.equal(found, expected) if least == 1 else cosine(found, expected) > least
 
 
-def test_threads(saved: Path) -> None:
+def replicas(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """As ``DataParallel`` makes them for three GPUs; what it would send there is copied here."""
+    home: Any = sys.modules["torch.nn.parallel.replicate"]  # of this name the package has a function
+    monkeypatch.setattr(home, "_get_device_index", lambda device, optional: device)
+    monkeypatch.setattr(
+        home, "_broadcast_coalesced_reshape",
+        lambda tensors, devices, detach=False: [[tensor.clone() for tensor in tensors] for _ in devices],
+    )  # fmt: skip
+    made: list[Any] = home.replicate(model, [0, 1, 2])
+    assert not any(dict(each.named_parameters()) for each in made)
+    return made
+
+
+@pytest.mark.parametrize("make", [lambda model, _: [model] * 3, replicas], ids=["one model", "replicas"])
+def test_threads(make: Callable[..., list[Any]], saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the same time, on images of different sizes."""
     model = latte_convert.load(saved)
-    sizes = (168, 112, 140)
-    expected = {size: answer(model, PIXELS[..., :size, :size]) for size in sizes}
-    found: dict[int, Tensor] = {}
-
-    def work(size: int) -> None:
-        found[size] = answer(model, PIXELS[..., :size, :size])
-
-    threads = [threading.Thread(target=work, args=(size,)) for size in sizes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(found[size], expected[size]) for size in sizes)
+    images = [PIXELS[..., :size, :size] for size in (168, 112, 140)]
+    expected = [answer(model, each) for each in images]
+    with ThreadPoolExecutor(3) as threads:
+        for _ in range(3):
+            found = list(threads.map(answer, make(model, monkeypatch), images))
+            assert all(map(torch.equal, found, expected))
 
 
 def test_gradient_checkpointing(saved: Path) -> None:
@@ -222,15 +230,22 @@ def test_a_state_dict_in_a_file_does_not_fit_the_original(saved: Path, tiny_dino
     assert torch.equal(answer(other), answer(model))
 
 
-def test_batches_of_several_workers(tiny_dino: Path) -> None:
+def test_batches_of_several_workers(tiny_dino: Path, saved: Path) -> None:
+    """What a conversion is calibrated on, and what a hybrid computes: in the workers, too, that each have a copy."""
+    pixels = torch.randn(8, 3, 56, 56, generator=torch.Generator().manual_seed(0))
+
     def converted(workers: int) -> Tensor:
-        pixels = torch.randn(8, 3, 56, 56, generator=torch.Generator().manual_seed(0))
         loader = DataLoader([{"pixel_values": each} for each in pixels], batch_size=2, num_workers=workers)
         model = transformers.AutoModel.from_pretrained(tiny_dino)
         recipe = latte_convert.Recipe(kernel="latte", k=2, samples=6)
         return answer(latte_convert.convert(model, loader, recipe=recipe, progress=False).model)
 
     assert torch.equal(converted(2), converted(0))
+    model = latte_convert.load(saved)
+    features = DataLoader(
+        pixels, batch_size=4, num_workers=2, collate_fn=lambda images: answer(model, torch.stack(images))
+    )
+    assert torch.equal(torch.cat(list(features)), torch.cat([answer(model, pixels[:4]), answer(model, pixels[4:])]))
 
 
 @pytest.mark.parametrize("kernel", kernel_names())

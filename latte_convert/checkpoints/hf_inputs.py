@@ -172,8 +172,9 @@ class HFProcessor(Processor):
         if sample.id not in self._transcripts:
             features = place(next(iter(batch.values())), next(model.parameters()))
             if model.can_generate():
+                most = min(DECODER_TOKENS, int(getattr(model.config, "max_target_positions", None) or 1 << 30) // 2)
                 with quiet_transformers():
-                    tokens = model.generate(features, max_new_tokens=DECODER_TOKENS, do_sample=False)
+                    tokens = model.generate(features, max_new_tokens=most, do_sample=False)
             else:
                 tokens = torch.tensor([[model.config.decoder_start_token_id]])
             self._transcripts[sample.id] = tokens.cpu()

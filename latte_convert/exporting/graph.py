@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import re
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from latte_convert import compat
 from latte_convert.errors import CheckpointError, first_line, is_shortage
@@ -25,12 +29,40 @@ def capture(part: Part) -> Any:
     # The last size is none that a model treats apart: neither its own nor square.
     inputs = part.inputs.make(2, part.inputs.sizes()[-1])
     try:
-        with torch.no_grad(), quiet_torch(), _no_idle_masks():
+        with torch.no_grad(), quiet_torch(), _no_idle_masks(), _open_lengths(part):
             return torch.export.export(part, (), inputs, dynamic_shapes=part.inputs.axes())
     except Exception as error:  # whatever a model's own code does with tensors that have no values
         if is_shortage(error):
             raise
-        raise CheckpointError(f"{type(part.model).__name__} cannot be exported: {first_line(error)}") from error
+        raise CheckpointError(f"{type(part.model).__name__} cannot be exported: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What PyTorch says, in short: which value or size a model's code has to know."""
+    message = str(error)
+    if closed := re.search(r"Constraints violated \(([^)]+)\)", message):
+        return f"its code computes something else for every {closed[1]}"
+    if "data-dependent" in message:
+        return "its control flow depends on the values of tensors"
+    return first_line(error)
+
+
+@contextmanager
+def _open_lengths(part: Part) -> Iterator[None]:
+    """Have ``len`` of a tensor in a model's code leave the size open: Python's own makes a number of it."""
+
+    def length(of: Any) -> Any:
+        return of.shape[0] if isinstance(of, Tensor) and of.dim() else len(of)
+
+    homes = {name for name in (type(module).__module__ for module in part.modules()) if name in sys.modules}
+    spaces = [vars(sys.modules[name]) for name in homes if name.partition(".")[0] != "torch"]
+    for space in spaces:
+        space["len"] = length
+    try:
+        yield
+    finally:
+        for space in spaces:
+            space.pop("len", None)
 
 
 @contextmanager
@@ -62,7 +94,7 @@ def quiet_torch() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -69,7 +69,8 @@ class Images(Inputs):
         height, width = self.example[self._name].shape[2:]
         if not self.open:
             return [(height, width)]
-        return [(height, width), (self._near(height * 3 / 4), self._near(width / 2))]
+        tall, wide = self._near(height * 3 / 4), self._near(width / 2)
+        return [(height, width), (tall + self.patch if tall == wide else tall, wide)]
 
     def _near(self, side: float) -> int:
         return max(2, round(side / self.patch)) * self.patch

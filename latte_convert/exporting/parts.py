@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from latte_convert.data.samples import Modality, Sample
-from latte_convert.errors import UsageError
+from latte_convert.errors import CheckpointError, UsageError
 from latte_convert.exporting.inputs import Images, Inputs, Sound, Texts, Together
 from latte_convert.exporting.subject import Subject
 
@@ -181,7 +181,13 @@ def _inputs(subject: Subject, modality: Modality, size: Size) -> Inputs:
         return _texts(subject, tensors, constants, getattr(processor.apply, "pad_token_id", None) or 0, size, held)
     if modality == "audio":
         return Sound(tensors, constants)
-    name, pixels = next((n, v) for n, v in tensors.items() if v.dim() == 4)
+    found = [(name, value) for name, value in tensors.items() if value.dim() == 4]
+    if not found:
+        shapes = " and ".join(f"{name} of shape {tuple(value.shape)}" for name, value in tensors.items())
+        raise CheckpointError(
+            f"{subject.name} cannot be exported: it takes no images, but what is cut from them: {shapes}."
+        )
+    name, pixels = found[0]
     method = getattr(model, processor.method(model))
     free = not size.images and _any_size(subject)
     if free and held is not None:
@@ -200,7 +206,8 @@ def _texts(
     if size.tokens is None:
         if held is not None:
             raise UsageError(f"{held.reason}: fix the number of tokens of every text with --tokens, up to {longest}.")
-        return Texts(tensors, constants, open=True, pad=pad, longest=longest)
+        free = subject.source.library != "open_clip"  # its masks have one length, to which its tokenizer fills texts up
+        return Texts(tensors, constants, open=free, pad=pad, longest=longest)
     if not 4 <= size.tokens <= longest:
         raise UsageError(f"--tokens {size.tokens} does not fit {subject.name}: give 4 to {longest}.")
     cut = {name: torch.cat([v[:, : size.tokens - 1], v[:, -1:]], 1) for name, v in tensors.items()}

@@ -11,12 +11,20 @@ from typing import Any
 from latte_convert.artifact.files import atomic_directory, check_outside, check_target, visible, write_json
 from latte_convert.artifact.save import copy_files
 from latte_convert.environment import library_versions, tool_version
-from latte_convert.errors import CheckpointError, GateError, OutputError, UsageError, nearest
+from latte_convert.errors import (
+    CheckpointError,
+    GateError,
+    OutputError,
+    UsageError,
+    first_line,
+    is_shortage,
+    nearest,
+)
 from latte_convert.exporting.card import write_card
 from latte_convert.exporting.check import Difference, differences
 from latte_convert.exporting.formats import FORMATS, Format, Onnx
 from latte_convert.exporting.graph import capture
-from latte_convert.exporting.inputs import Images
+from latte_convert.exporting.inputs import Texts
 from latte_convert.exporting.parts import Part, Size, make_parts
 from latte_convert.exporting.subject import Subject, open_subject
 from latte_convert.names import CARD
@@ -109,7 +117,7 @@ def export(
             file = directory / f"{part.stem}{form.suffix}"
             form.write(_captured(part), part, file)
             advance()
-            found += differences(part, form.open(file, part))
+            found += _checked(part, form, file)
             advance()
         _require(found, tolerance)
         _write_rest(directory, subject, parts, form, to, found)
@@ -122,13 +130,26 @@ def _captured(part: Part) -> Any:
     try:
         return capture(part)
     except CheckpointError as error:
-        if not part.inputs.open or not isinstance(part.inputs, Images):
+        if not part.inputs.open:
             raise
         part.inputs.open = False
         program = capture(part)
+        if isinstance(part.inputs, Texts):
+            raise CheckpointError(f"{error}. --tokens fixes the number of tokens of every text.") from error
         height, width = part.inputs.sizes()[0]
         logger.warning("images have %d x %d px; for any size, %s", height, width, error)
         return program
+
+
+def _checked(part: Part, form: Format, file: Path) -> list[Difference]:
+    try:
+        return differences(part, form.open(file, part))
+    except Exception as error:  # whatever a runtime makes of a graph
+        if is_shortage(error):
+            raise
+        raise CheckpointError(
+            f"{form.runtime} does not run what was written of {type(part.model).__name__}: {first_line(error)}"
+        ) from error
 
 
 def _format(to: str, opset: int | None) -> Format:
