@@ -2,11 +2,11 @@
 
     python scripts/kill_resume.py MODEL --calib DATA --kills 50
 
-Every round starts anew with an empty work directory, is killed once (SIGKILL) somewhere between its start and its end,
-and is then run to its end. What is checked: the artifact of the second run equals that of a run that was never
-interrupted, bit for bit (weights and manifest); every piece that the killed run had finished is found again; nothing
-half-written is left; and of the work that was under way at most one piece is lost, which is one site's fit or one
-sample's trials. Exit code 1 where a round fails.
+Every round starts anew with an empty work directory, is killed once (SIGKILL) at a random moment after a random number
+of finished pieces, and is then run to its end. What is checked: the artifact of the second run
+equals that of a run that was never interrupted, bit for bit (weights and manifest); every piece that the killed run had
+finished is used and not made again, so that at most the one under way is lost, which is one site's fit or one sample's
+trials; and nothing half-written is left. Exit code 1 where a round fails.
 """
 
 from __future__ import annotations
@@ -52,17 +52,18 @@ def content(out: Path) -> dict[str, Any]:
     return {"manifest": manifest, **files}
 
 
-def pieces(work: Path) -> dict[str, bytes]:
-    """Every finished piece, by name."""
-    return {path.relative_to(work).as_posix(): path.read_bytes() for path in sorted(work.glob("*/*.safetensors"))}
+def pieces(work: Path) -> dict[str, tuple[int, bytes]]:
+    """Every finished piece, by name: when it was written, and what it is."""
+    found = sorted(work.glob("*/*.safetensors"))
+    return {path.relative_to(work).as_posix(): (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
 
 
-def killed(arguments: list[str], after: float) -> bool:
-    """Start a run and kill it after some seconds; whether it was still running."""
+def killed(arguments: list[str], work: Path, after: int, more: float) -> bool:
+    """Start a run and kill it some seconds after it has finished some pieces; whether it was still running."""
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    end = time.monotonic() + after
-    while time.monotonic() < end and process.poll() is None:
+    while process.poll() is None and len(list(work.glob("*/*.safetensors"))) < after:
         time.sleep(STEP)
+    time.sleep(more)
     if process.poll() is not None:
         return False
     os.killpg(process.pid, signal.SIGKILL)
@@ -70,23 +71,26 @@ def killed(arguments: list[str], after: float) -> bool:
     return True
 
 
-def attempt(options: argparse.Namespace, folder: Path, after: float, expected: dict[str, Any]) -> dict[str, Any]:
+def attempt(
+    options: argparse.Namespace, folder: Path, after: int, more: float, whole: dict[str, Any]
+) -> dict[str, Any]:
     """One kill and what came of it."""
     work, out = folder / "work", folder / "out"
-    was_killed = killed(command(options, out, work), after)
-    finished = pieces(work) if work.is_dir() else {}
+    was_killed = killed(command(options, out, work), work, after, more)
+    finished = pieces(work)
     if was_killed and out.exists():
         shutil.rmtree(out)
     if not out.exists():
         run(command(options, out, work))
     every, faults = pieces(work), []
-    if any(every.get(name) != raw for name, raw in finished.items()):
+    if any(every.get(name) != piece for name, piece in finished.items()):
         faults.append("a finished piece was made again, or changed")
-    if content(out) != expected:
+    if content(out) != whole:
         faults.append("the artifact is another")
     if left := [path.name for path in work.rglob("*.tmp")]:
         faults.append(f"{len(left)} files were left behind")
-    return {"after": round(after, 2), "killed": was_killed, "found": len(finished), "of": len(every), "faults": faults}
+    moment = f"{more:.2f} s after {after} pieces"
+    return {"moment": moment, "killed": was_killed, "found": len(finished), "of": len(every), "faults": faults}
 
 
 def main() -> None:
@@ -106,22 +110,23 @@ def main() -> None:
         start = time.monotonic()
         run(command(options, folder / "whole", folder / "whole-work"))
         seconds = time.monotonic() - start
-        expected = content(folder / "plain")
+        expected, total = content(folder / "plain"), len(pieces(folder / "whole-work"))
         if content(folder / "whole") != expected:
             raise SystemExit("keeping work changes the artifact")
         for number in range(options.kills):
             home = folder / str(number)
             home.mkdir()
-            rounds.append(attempt(options, home, chance.uniform(0.2, 0.95) * seconds, expected))
+            after, more = chance.randrange(total), chance.uniform(0, 2 * seconds / total)
+            rounds.append(attempt(options, home, after, more, expected))
             shutil.rmtree(home)
             print(json.dumps(rounds[-1]), flush=True)
     faults = sum(bool(each["faults"]) for each in rounds)
     hits = sum(each["killed"] for each in rounds)
     taken_up = sum(each["killed"] and 0 < each["found"] < each["of"] for each in rounds)
-    total = {"kills": hits, "with some of the work done": taken_up, "faults": faults, "seconds": round(seconds, 1)}
-    print(json.dumps(total))
+    summary = {"kills": hits, "with some of the work done": taken_up, "faults": faults, "seconds": round(seconds, 1)}
+    print(json.dumps(summary))
     if options.json:
-        options.json.write_text(json.dumps({"total": total, "rounds": rounds}, indent=2) + "\n")
+        options.json.write_text(json.dumps({"total": summary, "rounds": rounds}, indent=2) + "\n")
     sys.exit(bool(faults))
 
 
