@@ -165,7 +165,7 @@ import json, sys
 import numpy as np
 import openvino
 
-model = openvino.Core().compile_model(sys.argv[1], "CPU")
+model = openvino.Core().compile_model(sys.argv[1], "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 for turn in json.loads(sys.argv[2]):
     found = model(dict(np.load(f"in-{turn}.npz")))
     np.savez(f"out-{turn}.npz", **{output.get_any_name(): value for output, value in found.items()})
@@ -173,11 +173,11 @@ for turn in json.loads(sys.argv[2]):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["BERT, padded"])
+@pytest.mark.parametrize("name", ["BERT, padded", "CLIP, clustered"])
 def test_openvino_runs_it(name: str, make: Callable[[str], Made], tmp_path: Path) -> None:
     pytest.importorskip("openvino", reason="OpenVINO is not installed: pip install openvino")
     made = make(name)
-    compare(ROWS[name], made, run_alone(made.file, made.turns, tmp_path, OPENVINO), 1e-3)
+    compare(ROWS[name], made, run_alone(made.file, made.turns, tmp_path, OPENVINO), 1e-4)
 
 
 def siglip2(path: Path) -> Path:
