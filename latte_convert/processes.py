@@ -1,4 +1,4 @@
-"""Several processes that share the work, as torchrun and ``accelerate launch`` start them.
+"""Several processes that share the work, as torchrun starts them.
 
 All run the same program. Where they have done different things they exchange what came of it, and go on with all of it.
 A process that fails brings its failure to the next exchange in place of a result: so all end at once, the first of
@@ -101,8 +101,7 @@ def join() -> None:
         dist.init_process_group("gloo", timeout=timedelta(seconds=wait))
     except (RuntimeError, ValueError) as error:  # a port in use, another machine that is not there, no number
         raise InputError(
-            f"the processes cannot be joined: {first_line(error)}. Start all of them with torchrun or "
-            "accelerate launch, on a free port."
+            f"the processes cannot be joined: {first_line(error)}. Start all of them with torchrun, on a free port."
         ) from None
     _together = True
     versions = {"latte_convert": tool_version(), "python": platform.python_version(), **library_versions()}

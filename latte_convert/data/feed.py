@@ -197,7 +197,8 @@ class FirstOf(JoinedFeed):
 
     def __init__(self, feed: Feed, count: int) -> None:
         super().__init__(feed.feeds if isinstance(feed, JoinedFeed) else [feed])
-        self._places = [(part, place) for part in self.feeds for place in range(min(len(part), count))]
+        self._count: int = min(count, feed._count) if isinstance(feed, FirstOf) else count
+        self._places = [(part, place) for part in self.feeds for place in range(min(len(part), self._count))]
 
 
 def place(value: Any, like: Tensor) -> Any:
