@@ -54,12 +54,14 @@ ROUNDS = {518: 7, 1036: 3, 1554: 3, 2072: 3}
 IMAGES = {518: 8, 1036: 2, 1554: 2, 2072: 1}
 SAMPLES = {518: 8, 1036: 4, 1554: 2, 2072: 1}
 """Mosaics that a plan is fitted to; one more is held out."""
-TARGETS = {518: (1.25, 1.5, 1.8), 1036: (1.5, 1.8, 2.5), 1554: (1.8, 4.5), 2072: (6.0,)}
+TARGETS = {518: (1.25, 1.5, 1.8), 1036: (2.5, 1.5, 1.8), 1554: (4.5,), 2072: (6.0,)}
 """Speed-ups that plans are asked for."""
 RATES = (0.031, 0.047, 0.062)
 """Tokens that token merging removes after each block, as a share of all."""
 LEFT = (0.65, 0.5, 0.4)
 """Tokens that the last block works on, where we merge."""
+EARLY = {1036: (3, 0.4), 1554: (4, 0.3), 2072: (6, 0.2)}
+"""First sites that get ``blocks``, and tokens that the last block works on, where most are merged after the first."""
 CPU = torch.device("cpu")
 
 
@@ -105,8 +107,8 @@ def _tile(path: Path) -> Tensor:
     return torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255
 
 
-def ways_of(model: nn.Module, photos: Sequence[Path], side: int) -> Iterator[Way]:
-    """All rows at one size."""
+def ways_of(model: nn.Module, photos: Sequence[Path], side: int, only: str) -> Iterator[Way]:
+    """All rows at one size; plans are made for those in whose name ``only`` is found."""
     host, tokens = Host.of(model), (side // 14) ** 2
     sites = host.sites()
     blocks = list(dict.fromkeys(host.block(site.name) for site in sites))
@@ -130,23 +132,34 @@ def ways_of(model: nn.Module, photos: Sequence[Path], side: int) -> Iterator[Way
         yield hybrid(f"{name}, all sites", kernels(name))
     for left in LEFT:
         yield hybrid(f"merge to {left:.0%}", merges_of(schedule(blocks, left)))
+    if side in EARLY:
+        first, left = EARLY[side]
+        early = {site.name: get_kernel("blocks")(site.heads, site.head_dim) for site in sites[:first]}
+        yield hybrid(
+            f"blocks on the first {first}, merge to {left:.0%} early",
+            {**early, **merges_of(schedule(blocks, left, 0.35))},
+        )
     yield hybrid("merge to 50%, bfloat16", merges_of(schedule(blocks, 0.5)), low, torch.bfloat16)
-    for name, changes in plans(model, photos, side):
+    for name, changes in plans(model, photos, side, only):
         yield hybrid(name, changes)
     yield hybrid("merge to 65%, 8-bit weights", merges_of(schedule(blocks, 0.65)), int8(model))
 
 
-def plans(model: nn.Module, photos: Sequence[Path], side: int) -> Iterator[tuple[str, Changes]]:
+def plans(model: nn.Module, photos: Sequence[Path], side: int, only: str) -> Iterator[tuple[str, Changes]]:
     """What the tool makes of each target speed, on mosaics of photographs that are not compared on."""
+    targets = {
+        target: name for target in TARGETS[side] if re.search(only, name := f"latte, --target-speedup {target:g}")
+    }
+    if not targets:
+        return
     others = photos[IMAGES[side] * (side // CROP) ** 2 :]
     batches = [
         {"pixel_values": mosaic(others, side, index * (side // CROP) ** 2)} for index in range(SAMPLES[side] + 1)
     ]
-    recipe = Recipe(samples=len(batches), holdout=1 / len(batches), target_speedup=TARGETS[side][0])
+    recipe = Recipe(samples=len(batches), holdout=1 / len(batches), target_speedup=next(iter(targets)))
     task = open_task(model, batches, recipe)
     fitted, scores = analyse(task, Stopwatch())
-    for target in TARGETS[side]:
-        name = f"latte, --target-speedup {target:g}"
+    for target, name in targets.items():
         try:
             task = replace(task, recipe=recipe.model_copy(update={"target_speedup": target}))
             choice = choose_plan(task, fitted, scores)
@@ -168,7 +181,7 @@ def int8(model: nn.Module) -> nn.Module:
     return quantised
 
 
-Ways = Callable[[nn.Module, Sequence[Path], int], Iterator[Way]]
+Ways = Callable[[nn.Module, Sequence[Path], int, str], Iterator[Way]]
 """All rows at one size, as ``ways_of``."""
 
 
@@ -178,7 +191,7 @@ def compare(model: nn.Module, photos: Sequence[Path], side: int, only: str, ways
     exact = [Way("original", model).run(image) for image in images]
     rows: list[dict[str, Any]] = []
     running: dict[str, Timed] = {}
-    for way in ways(model, photos, side):
+    for way in ways(model, photos, side, only):
         if not re.search(only, way.name) and way.name != "original":
             continue
         row: dict[str, Any] = {"way": way.name, "px": side, "images": len(images)}

@@ -25,7 +25,7 @@ from latte_convert.kernels.registry import get_kernel
 from latte_convert.selection.merging import schedule
 
 
-def ways_of(model: nn.Module, _photos: Sequence[Path], _side: int) -> Iterator[Way]:
+def ways_of(model: nn.Module, _photos: Sequence[Path], _side: int, _only: str) -> Iterator[Way]:
     """All rows."""
     quantised: dict[str, Callable[[nn.Module], nn.Module]] = {
         "": lambda module: module,
