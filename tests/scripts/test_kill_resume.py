@@ -18,7 +18,7 @@ def test_killed_runs_are_taken_up(tiny_dino: Path, photos: Path, tmp_path: Path)
     done = subprocess.run(
         [
             sys.executable, str(ROOT / "scripts" / "kill_resume.py"), str(tiny_dino), "--calib", str(photos),
-            "--kernel", "latte", "--samples", "15", "--kills", "3", "--json", str(tmp_path / "kills.json"),
+            "--kernel", "latte", "--samples", "15", "--kills", "2", "--json", str(tmp_path / "kills.json"),
         ],
         capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip

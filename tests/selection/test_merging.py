@@ -102,10 +102,10 @@ def test_a_damaged_manifest_is_named(saved, tmp_path, old, new, message):
         latte_convert.load(copied)
 
 
-def test_bench_times_what_merges(saved):
+def test_bench_times_what_merges(saved, photos):
     from latte_convert.bench.run import bench
 
-    report = bench(saved, resolutions=[112], rounds=1, compile=False, progress=False)
+    report = bench(saved, resolutions=[112], data=str(photos), rounds=1, compile=False, progress=False)
     hybrid = report.lengths[0].variant("hybrid")
     assert hybrid.detail == "tokens merged to 50%"
     assert hybrid.cosine < 1
