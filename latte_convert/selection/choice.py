@@ -33,7 +33,7 @@ from latte_convert.selection.policy import count, plan
 from latte_convert.selection.scores import Score, paper_scores
 from latte_convert.task import Task
 
-COSTED_ON = 4
+COSTED_ON = 8
 """Calibration samples whose attention calls are counted."""
 MARGIN = 0.8
 """Share of the loss that ``min_fidelity`` allows which a plan may use up on the calibration samples."""
