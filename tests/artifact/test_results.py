@@ -15,6 +15,8 @@ from latte_convert.artifact.manifest import read_manifest
 from latte_convert.artifact.results import write_files
 from latte_convert.errors import IntegrityError, OutputError
 
+pytestmark = pytest.mark.slow
+
 
 def add_results(artifact: Path) -> None:
     """What ``latte bench --save``, ``latte eval --out`` and ``latte report --plots`` write."""
