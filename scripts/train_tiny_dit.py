@@ -1,6 +1,6 @@
 """Train a small diffusion transformer on coloured digits in many fonts, and a classifier of them, on two CPU cores.
 
-    python scripts/train_tiny_dit.py --out tests/models/tiny-dit [--steps 900 250 120 40] [--seed 0]
+    python scripts/train_tiny_dit.py --out tests/models/tiny-dit [--steps 400 120 60 30] [--seed 0]
     python scripts/train_tiny_dit.py --evaluate tests/models/tiny-dit
 
 The model is diffusers' ``DiTTransformer2DModel`` on pixels, in patches of 2 x 2. Its positions are shares of the
@@ -32,7 +32,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-STAGES = (((16, 128),), ((32, 64),), ((64, 16),), ((64, 16), (128, 4)))
+STAGES = (((16, 64),), ((32, 32),), ((64, 8),), ((64, 8), (128, 1)))
 """Pixels a side, and pictures a step, of each stage of training; the last has steps of two kinds in turns."""
 SIDES = (64, 128)
 """What the finished model draws."""
@@ -146,7 +146,7 @@ def train_classifier(steps: int, seed: int) -> Classifier:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
     for _ in range(steps):
-        labels = rng.integers(10, size=128)
+        labels = rng.integers(10, size=64)
         images = pictures(labels, 32, rng)
         loss = F.cross_entropy(model(images + 0.1 * torch.randn_like(images)), torch.from_numpy(labels))
         optimizer.zero_grad()
@@ -196,7 +196,7 @@ def card(model: nn.Module, done: str, seed: int) -> str:
 
 def train(out: Path, steps: Sequence[int], seed: int) -> None:
     """Train from random weights, stage by stage; what is saved is the mean of the weights of late."""
-    classifier = train_classifier(300, seed)
+    classifier = train_classifier(200, seed)
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     model = build()
@@ -247,7 +247,7 @@ def main(argv: list[str] | None = None) -> int:
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--out", type=Path, help="train, and write the model directory here, over one that is there")
     action.add_argument("--evaluate", type=Path, metavar="DIR", help="print the scores of a trained model")
-    parser.add_argument("--steps", type=int, nargs=len(STAGES), default=(900, 250, 120, 40), help="of each stage")
+    parser.add_argument("--steps", type=int, nargs=len(STAGES), default=(400, 120, 60, 30), help="of each stage")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
     if arguments.evaluate:

@@ -91,7 +91,7 @@ def test_auto_has_our_list_or_the_recipes():
             "'granularity' is an option of kernel latte, taylor2: write options: {granularity: head}",
         ),
         ({"bias": None}, "'bias' is an option of the kernel: leave it out for what the kernel recommends"),
-        ({"halo": 4}, "'halo' is an option of kernel near_far: write options: {halo: 4}"),
+        ({"halo": 4}, "'halo' is an option of kernel near_far, near_past: write options: {halo: 4}"),
         ({"candidates": [{"kernel": "elu", "sigma": False}]}, "write options: {sigma: false}"),
         ({"samples": 4, "min_samples": 8}, "min_samples (8) is more than samples (4)"),
         ({"ratio": 0.5, "k": 3}, "ratio and k are both given"),

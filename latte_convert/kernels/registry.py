@@ -16,6 +16,7 @@ _OURS = {
     "latte": "latte.kernel:LatteKernel",
     "monarch": "rivals.monarch:MonarchKernel",
     "near_far": "near_far.kernel:NearFarKernel",
+    "near_past": "near_far.causal:NearPastKernel",
     "performer": "rivals.performer:PerformerKernel",
     "pola": "rivals.pola:PolaKernel",
     "qt_vit": "rivals.qt_vit:QtVitKernel",

@@ -24,7 +24,7 @@ from latte_convert.kernels.registry import get_kernel, kernel_names
 NEAR_FAR: dict[str, Any] = {"window": 3, "halo": 1, "clusters": 12}
 EXTRAS: dict[str, Any] = {"exact_prefix": True, "key_shift": True, "input_map": True, "output_map": True, "bias": True}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, {}) for name in kernel_names() if name != "near_far"},
+    **{name: (name, {}) for name in kernel_names() if name not in ("near_far", "near_past")},
     "latte with extras": ("latte", EXTRAS),
     "monarch, 2 steps": ("monarch", {"steps": 2}),
     "near_far": ("near_far", NEAR_FAR),

@@ -24,10 +24,13 @@ LAYOUT = TokenLayout(prefix=1, grid=GRID)
 OPTIONS: dict[str, dict[str, Any]] = {
     "blocks": {"window": 8, "region": 8, "blocks": 4, "opened": 1},
     "near_far": {"window": 2, "halo": 1, "clusters": 4, "views": 2},
+    "near_past": {"window": 2, "halo": 1, "clusters": 4},
 }
 """What makes a kernel do its own thing on so few tokens: by default these run softmax here."""
-BLOCKWISE = {"blocks", "monarch", "near_far"}
+BLOCKWISE = {"blocks", "monarch", "near_far", "near_past"}
 """Kernels for which a masked key still has its place in a block or window: removing it moves the others."""
+SUMS = {"near_far", "near_past"}
+"""Kernels that count sums that no counter sees, too."""
 every_kernel = pytest.mark.parametrize("name", kernel_names())
 
 
@@ -442,7 +445,7 @@ def test_no_tensor_is_more_than_a_few_times_the_inputs(name: str) -> None:
         assert count * DIM <= largest.numel <= bound
 
 
-@pytest.mark.parametrize("name", sorted(set(kernel_names()) - {"near_far"}))  # counts sums that no counter sees, too
+@pytest.mark.parametrize("name", sorted(set(kernel_names()) - SUMS))
 @pytest.mark.parametrize("exact_prefix", [False, True])
 def test_flops_are_those_that_run(name: str, exact_prefix: bool) -> None:
     dim = 32
@@ -455,7 +458,7 @@ def test_flops_are_those_that_run(name: str, exact_prefix: bool) -> None:
     assert kernel.flops(shape) == pytest.approx(counted, rel=0.02)
 
 
-LINEAR = [name for name in kernel_names() if get_kernel(name).causal_form and name != "exact"]
+LINEAR = [name for name in kernel_names() if get_kernel(name).causal_form and name not in {"exact", *SUMS}]
 
 
 @pytest.mark.parametrize("name", LINEAR)

@@ -64,7 +64,7 @@ def specified(kernel: Kernel, *qkv: Tensor, **call: Any) -> Tensor:
 
 
 def test_every_kernel_has_a_specification() -> None:
-    assert set(kernel_names()) == {*REFERENCES, "blocks", "near_far", "monarch"}
+    assert set(kernel_names()) == {*REFERENCES, "blocks", "near_far", "near_past", "monarch"}
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)

@@ -59,6 +59,7 @@ from latte_convert.kernels.base import Extras, Kernel, check_whole
 from latte_convert.kernels.linear import no_autocast
 from latte_convert.kernels.near_far.clustering import BLOCK, cell_counts
 from latte_convert.kernels.near_far.fields import attend_far, attend_near, attend_together, far_columns, merge
+from latte_convert.kernels.near_far.past import Past, attend_past
 from latte_convert.kernels.near_far.summary import summarise, summary_products, view_size
 from latte_convert.kernels.near_far.whole import attend_whole
 from latte_convert.kernels.near_far.windows import Places, Tiling
@@ -202,6 +203,7 @@ def near_far_attention(
     steps: int = 1,
     views: int = 1,
     mask: Tensor | None = None,
+    causal: bool = False,
 ) -> Tensor:
     """Softmax attention with clusters in the place of distant keys; the module's docstring has the formulas.
 
@@ -220,6 +222,8 @@ def near_far_attention(
         steps: Steps of k-means; 0 leaves the cells of the grid.
         views: Groups of queries that see clusters in their own way; a power of two.
         mask: bool ``(B, Nk)``, True where a key may be attended to. The others count in no window, cluster or mean.
+        causal: Query ``i`` sees the keys up to ``i``, see ``past``; there are as many queries as keys. All tokens are
+            one sequence: neither prefix, grid, halo nor views matter.
 
     Returns:
         ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key. Everything is float32 inside
@@ -238,18 +242,26 @@ def near_far_attention(
     tiling = places.tiling(window, halo)
     wide = torch.promote_types(query.dtype, torch.float32)
     settings = {"clusters": clusters, "steps": steps, "views": views}
+    past = Past.of(window, clusters, steps) if causal else None
 
     def parts() -> Iterator[Tensor]:
         for samples, heads in _blocks(key):
             q, k, v = (tokens[samples, heads].to(wide).flatten(0, 1) for tokens in (query, key, value))
             seen = None if mask is None else mask[samples].repeat_interleave(len(q) // len(mask[samples]), dim=0)
-            yield from _attend_block(q, k, v, seen, places, tiling, scale, **settings)
+            if past is not None:
+                yield attend_past(q, k, v, seen, scale, past).flatten(0, 1)
+            else:
+                yield from _attend_block(q, k, v, seen, places, tiling, scale, **settings)
 
     with no_autocast(query.device.type):
         if exporting():
             q, k, v = (tokens.to(wide).flatten(0, 1) for tokens in (query, key, value))
             seen = None if mask is None else mask[:, None].expand(-1, key.shape[1], -1).flatten(0, 1)
-            out = attend_whole(q, k, v, seen, places, tiling, scale, **settings).to(query.dtype)
+            if past is not None:
+                whole = attend_past(q, k, v, seen, scale, past)
+            else:
+                whole = attend_whole(q, k, v, seen, places, tiling, scale, **settings)
+            out = whole.to(query.dtype)
         else:
             out = _stack(parts(), query.new_empty(query.shape[:3].numel(), value.shape[3]))
     out = out.reshape(*query.shape[:3], value.shape[3])

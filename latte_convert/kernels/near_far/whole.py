@@ -43,12 +43,12 @@ def attend_whole(
     assign = grid_cells(places.cells_of, clusters, key.device).expand(keys.shape[0], -1)
     features = features_of(keys, pull[:, 0], spread, inner) if steps else keys
     for _ in range(steps):
-        means, _, mass = _cluster_means(features, pull, _membership(assign, count), assign)
-        assign = _nearest(features, means[:, 0], mass[:, 0])
-    member = _membership(assign, count)
+        means, _, mass = products_of_clusters(features, pull, membership(assign, count), assign)
+        assign = nearest_of(features, means[:, 0], mass[:, 0])
+    member = membership(assign, count)
     left = None if tiling is None else _left(pull[:, 0], member, assign, tiling)
     order, grouped, mean, pull = in_views(query, keys, mean, pull, scale=scale, views=views, seen=inner, asked=asked)
-    shown, top, mass = _cluster_means(torch.cat([keys, values], dim=-1), pull, member, assign)
+    shown, top, mass = products_of_clusters(torch.cat([keys, values], dim=-1), pull, member, assign)
     centre, shown = shown[..., : key.shape[2]], shown[..., key.shape[2] :]
     level = level_of(mass, top, centre, mean, scale)
     alone = key.new_zeros(key.shape[0], 1, first)
@@ -67,17 +67,17 @@ def attend_whole(
     return merge(_near(query * scale, keys, values, inner, tiling), far)
 
 
-def _membership(assign: Tensor, count: int) -> Tensor:
+def membership(assign: Tensor, count: int) -> Tensor:
     """Whether a token is in a cluster, bool ``(G, n, count)``."""
     return assign[..., None] == torch.arange(count, device=assign.device)
 
 
-def _cluster_means(tokens: Tensor, pull: Tensor, member: Tensor, assign: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def products_of_clusters(tokens: Tensor, pull: Tensor, member: Tensor, assign: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``clustering.cluster_means`` by products: means, the largest ``pull`` and the mass of each cluster."""
     views = pull.shape[1]
     floor = pull.new_full((pull.shape[0], views, member.shape[2]), torch.finfo(pull.dtype).min)
     members = assign[:, None].expand(-1, views, -1)
-    top = floor.scatter_reduce(2, members, pull, "amax")
+    top = floor.scatter_reduce(2, members, pull.detach(), "amax")
     weight = (pull - top.gather(2, members)).exp()
     share = member[:, None] * weight[..., None]
     mass = share.sum(2)
@@ -85,7 +85,7 @@ def _cluster_means(tokens: Tensor, pull: Tensor, member: Tensor, assign: Tensor)
     return means, top, mass
 
 
-def _nearest(features: Tensor, means: Tensor, mass: Tensor) -> Tensor:
+def nearest_of(features: Tensor, means: Tensor, mass: Tensor) -> Tensor:
     """The cluster with the nearest mean, ``(G, n)``; never one that is empty."""
     offset = (-0.5 * means.square().sum(-1)).masked_fill(mass == 0, lowest(means))
     return (features @ means.mT + offset[:, None]).argmax(-1)
