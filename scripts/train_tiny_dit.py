@@ -1,6 +1,6 @@
 """Train a small diffusion transformer on coloured digits in many fonts, and a classifier of them, on two CPU cores.
 
-    python scripts/train_tiny_dit.py --out tests/models/tiny-dit [--steps 400 120 60 30] [--seed 0]
+    python scripts/train_tiny_dit.py --out tests/models/tiny-dit [--steps 400 100 40 16] [--seed 0]
     python scripts/train_tiny_dit.py --evaluate tests/models/tiny-dit
 
 The model is diffusers' ``DiTTransformer2DModel`` on pixels, in patches of 2 x 2. Its positions are shares of the
@@ -38,10 +38,10 @@ SIDES = (64, 128)
 """What the finished model draws."""
 RATE = 2e-3
 """Rate of learning, half as much in each further stage; it falls to zero in the last."""
-PATCH, WIDTH, HEADS, LAYERS = 2, 192, 3, 6
+PATCH, WIDTH, HEADS, LAYERS = 2, 128, 2, 6
 NOTHING = 10
 """The label of no digit, for guidance."""
-STEPS, GUIDANCE = 10, 2.0
+STEPS, GUIDANCE = 8, 2.0
 SAVE_EVERY = 50
 FONTS = (
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSerif",
@@ -196,7 +196,7 @@ def card(model: nn.Module, done: str, seed: int) -> str:
 
 def train(out: Path, steps: Sequence[int], seed: int) -> None:
     """Train from random weights, stage by stage; what is saved is the mean of the weights of late."""
-    classifier = train_classifier(200, seed)
+    classifier = train_classifier(150, seed)
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     model = build()
@@ -247,7 +247,7 @@ def main(argv: list[str] | None = None) -> int:
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--out", type=Path, help="train, and write the model directory here, over one that is there")
     action.add_argument("--evaluate", type=Path, metavar="DIR", help="print the scores of a trained model")
-    parser.add_argument("--steps", type=int, nargs=len(STAGES), default=(400, 120, 60, 30), help="of each stage")
+    parser.add_argument("--steps", type=int, nargs=len(STAGES), default=(400, 100, 40, 16), help="of each stage")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
     if arguments.evaluate:
