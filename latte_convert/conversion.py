@@ -101,6 +101,7 @@ def convert(
     model_factory: str | None = None,
     sites_from: str | Path | None = None,
     work: str | Path | None = None,
+    offload: str | Path | None = None,
     progress: Progress | bool = True,
 ) -> Result:
     """Convert a model into a hybrid, without training.
@@ -122,6 +123,8 @@ def convert(
             scored or chosen.
         work: Directory that keeps each finished fit, score and trial of a checkpoint. A run that was ended is taken up
             where it was; what belongs to another checkpoint, to other samples or settings is never used.
+        offload: For models larger than memory: the weights of each block of a checkpoint stay in its files, and are in
+            memory while it runs. This directory takes what the files do not hold as it is needed.
         progress: True shows bars; False shows nothing; a function is told of every stage and step.
 
     Returns:
@@ -133,7 +136,7 @@ def convert(
         RecipeError: The recipe does not fit the model.
         GateError: No plan meets the budget, or the held-out fidelity is below ``min_fidelity``; the model is left as
             it was.
-        OutputError: Work cannot be kept where it should be.
+        OutputError: Work, or weights, cannot be kept where they should be.
     """
     clock, progress = Stopwatch(), progress_of(progress)
     given = None if sites_from is None else read_plan(Path(sites_from))
@@ -149,6 +152,7 @@ def convert(
             trust_remote_code=trust_remote_code,
             model_factory=model_factory,
             work=work,
+            offload=offload,
         )
     if given is None:
         fitted, choice, fidelity = _search(task, clock, progress)
@@ -218,6 +222,7 @@ def score(
     model_factory: str | None = None,
     stripes: bool = False,
     work: str | Path | None = None,
+    offload: str | Path | None = None,
     progress: Progress | bool = True,
 ) -> Report:
     """Measure how sensitive each attention site is; the model is left as it was.
@@ -239,6 +244,7 @@ def score(
             trust_remote_code=trust_remote_code,
             model_factory=model_factory,
             work=work,
+            offload=offload,
         )
     progress(str(effort_of(task, converts=False)), 0)
     fitted, scores = analyse(task, clock, progress)

@@ -15,6 +15,10 @@ RECORD = "latte_record"
 """Name under which a hybrid carries what its manifest will say."""
 
 
+OFFLOADED = "latte_offloaded"
+"""Name under which a model whose weights are on disk carries how to read them."""
+
+
 FACTORY = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*"
 """Pattern of ``package.module:function``, which builds a module of your own."""
 

@@ -22,9 +22,19 @@ from latte_convert.adapters.ready import check_ready
 from latte_convert.adapters.sites import reachable, restrict
 from latte_convert.attention import AttentionSite
 from latte_convert.checkpoints.module import load_module
-from latte_convert.checkpoints.rebuild import check_factory, is_rebuilt, rebuilt
+from latte_convert.checkpoints.rebuild import check_factory, is_rebuilt, own_tensors, rebuilt
 from latte_convert.data.decode import BadSample
-from latte_convert.data.feed import BatchFeed, Feed, FirstOf, Inputs, JoinedFeed, SampleFeed, inputs_of, run
+from latte_convert.data.feed import (
+    BatchFeed,
+    Feed,
+    FirstOf,
+    Inputs,
+    JoinedFeed,
+    SampleFeed,
+    digest_of,
+    inputs_of,
+    run,
+)
 from latte_convert.data.feed import place as placed_like
 from latte_convert.data.ready import read_batches, ready_batches
 from latte_convert.data.suitability import Suitability
@@ -119,6 +129,7 @@ def open_task(
     trust_remote_code: bool = False,
     model_factory: str | None = None,
     work: str | Path | None = None,
+    offload: str | Path | None = None,
 ) -> Task:
     """Check everything that can be checked, samples first and weights last; ``convert`` explains the arguments.
 
@@ -129,8 +140,8 @@ def open_task(
     """
     kernels = recipe.kernels()
     places = _sample_places(calib)
-    if work is not None and (isinstance(model, nn.Module) or model_factory is not None):
-        raise UsageError("work is kept for a checkpoint, which its files tell from others: give its directory.")
+    if isinstance(model, nn.Module) or model_factory is not None:
+        _check_without_files(work, offload)
     if isinstance(model, nn.Module):
         return _open_loaded(model, calib, recipe, kernels, model_factory)
     if model_factory is not None:
@@ -156,8 +167,7 @@ def open_task(
     same = {"checkpoint": digest(snapshot), "choice of samples": fingerprint([found for found, _ in opened])}
     same["recipe"] = digest(recipe.model_dump(mode="json"))
     processes.agree(same, "{}", "Give all of them the same command and files")
-    loaded, unexpected = source.instantiate(source.original_tensors(), recipe.resolution)
-    host = Host.of(loaded.to(device))
+    host, unexpected = _load(source, recipe, device, offload)
     fitting: list[Feed] = []
     holdout: list[Feed] = []
     used: list[SampleSet] = []
@@ -196,6 +206,24 @@ def open_task(
         snapshot=snapshot,
         work=Work(store, about),
     )
+
+
+def _check_without_files(work: str | Path | None, offload: str | Path | None) -> None:
+    """Refuse what takes the files of a checkpoint, where a model is built by the caller."""
+    if work is not None:
+        raise UsageError("work is kept for a checkpoint, which its files tell from others: give its directory.")
+    if offload is not None:
+        raise UsageError("a model that you build is in memory already: to offload it, give its checkpoint's directory.")
+
+
+def _load(source: Checkpoint, recipe: Recipe, device: str, offload: str | Path | None) -> tuple[Host, list[str]]:
+    """The original, and the keys of the checkpoint that it has no place for."""
+    if offload is not None:
+        from latte_convert.adapters.offload import open_offloaded
+
+        return open_offloaded(source, recipe.resolution, Path(offload), device)
+    loaded, unexpected = source.instantiate(source.original_tensors(), recipe.resolution)
+    return Host.of(loaded.to(device)), unexpected
 
 
 def _try(host: Host, processor: Processor, seen: Suitability, known: Mapping[str, str | None], sample: Sample) -> None:
@@ -351,6 +379,7 @@ def _open_loaded(
         _check_placed(host.adapter.name, recipe)
         restrict(host.sites(), recipe)
     batches = ready_batches(calib, max(2, recipe.min_samples))
+    _agree_on(model, batches, recipe)
     held = max(1, round(len(batches) * recipe.holdout))
     seen = Suitability()
     model.eval()
@@ -377,6 +406,22 @@ def _open_loaded(
         rebuilt=by_library,
         notes=tuple(seen.warnings()),
     )
+
+
+def _agree_on(model: nn.Module, batches: Sequence[Batch], recipe: Recipe) -> None:
+    """Make sure that all processes have built the same model, and read the same batches.
+
+    Raises:
+        InputError: They have not.
+    """
+    if processes.size() == 1:
+        return
+    same = {
+        "model": digest_of(own_tensors(model)),
+        "choice of samples": digest(list(map(digest_of, batches))),
+        "recipe": digest(recipe.model_dump(mode="json")),
+    }
+    processes.agree(same, "{}", "Give all of them the same command and files, and seed what a model factory draws")
 
 
 def _check_placed(library: str, recipe: Recipe) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from latte_convert.adapters.merging import Merge, Step, is_block_of, merged_block, met
 from latte_convert.adapters.route import route
 from latte_convert.attention import Adapter, CallShape, SiteCall
+from latte_convert.data.feed import anchor
 from latte_convert.errors import CheckpointError
 from latte_convert.graphs import in_one_graph
 from latte_convert.kernels.base import Kernel
@@ -205,6 +206,7 @@ def _merge(model: nn.Module, adapter: Adapter, merges: Mapping[str, Merge], appl
 def _attach(model: nn.Module, name: str, change: Kernel | Merge, applied: Applied) -> None:
     """Put what a module becomes beside its own modules, until the conversion is undone."""
     module = model.get_submodule(name)
-    device = next((p.device for p in module.parameters()), None)
+    near = next(module.parameters(), None)
+    device = near if near is None else (anchor(model) if near.is_meta else near).device
     module.add_module(ATTRIBUTE, change.to(device=device).train(module.training))
     applied._undo.append(lambda: delattr(module, ATTRIBUTE))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from latte_convert.adapters.plain import owner
 from latte_convert.attention import Adapter, AttentionSite, Handler
 from latte_convert.data.feed import Inputs, run
 from latte_convert.errors import CheckpointError
+from latte_convert.names import OFFLOADED
 from latte_convert.wording import some
 
 _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)
@@ -76,6 +77,13 @@ class Host:
     def output_projection(self, site: str) -> nn.Linear | None:
         """The linear layer that reads a site's attention output, or None where it cannot be told."""
         return self.adapter.output_projection(self.model, site)
+
+    @contextmanager
+    def weights_of(self, site: str) -> Iterator[None]:
+        """The weights of a site in memory, for who reads them outside of a forward; those of most models always are."""
+        offloaded = self.model.__dict__.get(OFFLOADED)
+        with nullcontext() if offloaded is None else offloaded.brought_in(self.model.get_submodule(self.block(site))):
+            yield
 
     @contextmanager
     def watch(self, handlers: Mapping[str, Handler]) -> Iterator[None]:

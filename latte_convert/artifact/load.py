@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -77,6 +78,7 @@ def load(
     allow_import: bool = False,
     base: str | Path | None = None,
     verify: bool = False,
+    offload: str | Path | None = None,
 ) -> nn.Module:
     """Load a hybrid.
 
@@ -89,6 +91,7 @@ def load(
         allow_import: Import and call the function that the artifact names as the builder of such a module.
         base: For an adapter: another copy of the checkpoint that it belongs to, where the recorded one is gone.
         verify: Check first what ``latte_convert.verify`` checks.
+        offload: Leave the weights of blocks in the artifact's files, as ``convert`` does; for forward passes.
 
     Returns:
         The library's own class, in eval mode, with the converted sites in place.
@@ -103,7 +106,13 @@ def load(
     if verify:
         check_files(path)
     artifact = open_artifact(
-        path, model=model, device=device, trust_remote_code=trust_remote_code, allow_import=allow_import, base=base
+        path,
+        model=model,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        allow_import=allow_import,
+        base=base,
+        offload=offload,
     )
     if verify:
         original_tensors(artifact.source, artifact.manifest)
@@ -121,6 +130,7 @@ def open_artifact(
     trust_remote_code: bool = False,
     allow_import: bool = False,
     base: str | Path | None = None,
+    offload: str | Path | None = None,
 ) -> Artifact:
     """Read an artifact without converting its model, to run original and hybrid beside each other.
 
@@ -130,9 +140,10 @@ def open_artifact(
     manifest = read_manifest(path)
     module = _module(path, manifest, model, allow_import)
     source = open_source(path, manifest, trust_remote_code=trust_remote_code, module=module, base=base)
-    tensors = _read(path, manifest, source)
-    ours = {key: tensor for key, tensor in tensors.items() if is_ours(key)}
-    originals = {key: tensor for key, tensor in tensors.items() if key not in ours}
+    if offload is not None and module is not None:
+        raise UsageError(f"{path} holds a module that no library builds, which is in memory: leave out the offload.")
+    tensors = _read(path, manifest, source, on_disk=offload is not None)
+    ours = {key: tensors[key] for key in tensors if is_ours(key)}
     kernels = build_kernels(manifest, ours)
     try:
         if module is None and source.model_class != manifest.source.model_class:
@@ -140,8 +151,18 @@ def open_artifact(
                 f"{path}: config.json gives {source.model_class}, the manifest says {manifest.source.model_class}; "
                 "one of them was changed."
             )
-        filled, unexpected = source.instantiate(originals, manifest.recipe.get("resolution"))
-        host = Host.of(filled, None if module is None else partial(_remembered, filled, manifest))
+        resolution = manifest.recipe.get("resolution")
+        if offload is not None:
+            from latte_convert.adapters.offload import open_offloaded
+
+            host, unexpected = open_offloaded(source, resolution, Path(offload), device)
+        else:
+            originals = {key: tensor for key, tensor in tensors.items() if key not in ours}
+            filled, unexpected = source.instantiate(originals, resolution)
+            host = Host.of(filled, None if module is None else partial(_remembered, filled, manifest))
+            if manifest.weights == "in memory":
+                _keep_dtypes(filled, originals)
+            filled.to(device)
     except CheckpointError as error:
         if module is not None:
             raise  # the module that was given is at fault, not the artifact
@@ -155,9 +176,6 @@ def open_artifact(
     blocks = list(dict.fromkeys(map(host.block, names)))
     if unknown := next((merge.name for merge in manifest.merges if merge.name not in blocks), None):
         raise IntegrityError(f"the model has no block '{unknown}' ({nearest(unknown, blocks)}).")
-    if manifest.weights == "in memory":
-        _keep_dtypes(filled, originals)
-    filled.to(device)
     return Artifact(path, host, kernels, manifest, source)
 
 
@@ -173,12 +191,13 @@ def _remembered(model: nn.Module, manifest: Manifest, apart: Sequence[str]) -> A
     return PlainAdapter(model, sites, apart=apart, grid=placed.sides, prefix=placed.prefix)
 
 
-def _read(path: Path, manifest: Manifest, source: Checkpoint) -> dict[str, Tensor]:
+def _read(path: Path, manifest: Manifest, source: Checkpoint, *, on_disk: bool) -> Mapping[str, Tensor]:
     """The tensors of a hybrid: all in one place, or the base's and an adapter's."""
     try:
         if manifest.base is not None:
-            return {**source.original_tensors(), **read_adapter(path, manifest)}
-        return source.read_tensors()
+            originals = source.original_on_disk() if on_disk else source.original_tensors()
+            return ChainMap(read_adapter(path, manifest), originals)  # type: ignore[arg-type]
+        return source.on_disk() if on_disk else source.read_tensors()
     except CheckpointError as error:
         raise IntegrityError(str(error)) from None
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from latte_convert.artifact.manifest import ProbeRecord
+from latte_convert.data.feed import anchor
 from latte_convert.errors import IntegrityError, first_line
 from latte_convert.measuring.outputs import named_outputs, primary_output
 
@@ -81,7 +82,7 @@ def answer(
 ) -> tuple[str, Tensor]:
     """What a model puts out for seeded random inputs: the name of the output, and the output on the CPU."""
     generator = torch.Generator().manual_seed(seed)
-    device = next(model.parameters()).device
+    device = anchor(model).device
     batch = {key: _draw(spec, generator, device) for key, spec in inputs.items()}
     outputs = dict(named_outputs(getattr(model, method)(**batch)))
     name = wanted or primary_output(outputs, tower=method != "forward")

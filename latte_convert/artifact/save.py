@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,9 +32,10 @@ from latte_convert.checkpoints.mark import CONFIG, mark_config
 from latte_convert.checkpoints.rebuild import is_rebuilt, own_tensors, write_model
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.checkpoints.snapshot import check_unchanged
+from latte_convert.data.feed import anchor
 from latte_convert.environment import library_versions, tool_version
 from latte_convert.errors import CheckpointError, IntegrityError
-from latte_convert.names import CARD, MANIFEST, ORIGINAL, is_mark, is_ours
+from latte_convert.names import CARD, MANIFEST, OFFLOADED, ORIGINAL, is_mark, is_ours
 from latte_convert.reading import sha256_file
 from latte_convert.wording import some
 
@@ -158,7 +160,11 @@ def _write(hybrid: nn.Module, record: Record, directory: Path) -> Manifest:
 def _contents(hybrid: nn.Module, record: Record, scratch: Path) -> Iterator[_Content]:
     source = record.at_hand
     if source is not None:
-        yield _Content(record.manifest.weights, source.original_tensors(), _sidecars(source), source.weights_stem)
+        offloaded = OFFLOADED in hybrid.__dict__
+        tensors = source.original_on_disk() if offloaded else source.original_tensors()
+        yield _Content(record.manifest.weights, tensors, _sidecars(source), source.weights_stem)
+        if offloaded:
+            return  # they are in no other place
     kept = _sidecars(source) if source is not None else {}
     if record.manifest.module is None and is_rebuilt(hybrid):
         write_model(hybrid, own_tensors(hybrid), scratch)
@@ -186,7 +192,7 @@ def _fill(directory: Path, content: _Content, hybrid: nn.Module, draft: Manifest
         names = write_tensors(kernels, directory, STEM) if kernels else []
     else:
         names = _set_apart(copy_files(content.files, directory), directory, draft)
-        names += write_tensors({**content.tensors, **kernels}, directory, content.stem)
+        names += write_tensors(ChainMap(kernels, content.tensors), directory, content.stem)  # type: ignore[arg-type]
     manifest = draft.model_copy(
         update={
             "tool_version": tool_version(),
@@ -226,17 +232,30 @@ def _unlike(hybrid: nn.Module, directory: Path, manifest: Manifest, record: Reco
         return _changed({**own_tensors(hybrid), **kernel_tensors(hybrid)}, stored)
     try:
         trusted = record.source is not None and record.source.trust_remote_code
-        artifact = open_artifact(directory, trust_remote_code=trusted, allow_import=True)
+        offloaded = hybrid.__dict__.get(OFFLOADED)
+        artifact = open_artifact(
+            directory,
+            trust_remote_code=trusted,
+            allow_import=True,
+            device=str(anchor(hybrid).device),
+            offload=offloaded and offloaded.directory,
+        )
     except (CheckpointError, IntegrityError) as error:
         return [str(error)]
     artifact.convert()
-    changed = _changed(hybrid.state_dict(), artifact.model.state_dict())
+    changed = _changed(_state(hybrid), _state(artifact.model))
     if not changed:
         try:
-            check_probe(artifact.model.to(next(hybrid.parameters()).device), manifest, directory)
+            check_probe(artifact.model, manifest, directory)
         except IntegrityError:
             return ["its answer to a probe"]
     return changed
+
+
+def _state(model: nn.Module) -> Mapping[str, Tensor]:
+    """The tensors of a model's state dict, those on disk read when they are asked for."""
+    offloaded, state = model.__dict__.get(OFFLOADED), model.state_dict()
+    return ChainMap(offloaded.weights, state) if offloaded else state
 
 
 def _changed(memory: Mapping[str, Tensor], rebuilt: Mapping[str, Tensor]) -> list[str]:

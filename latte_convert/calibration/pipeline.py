@@ -135,9 +135,7 @@ def calibrate(
     fitting = _Fitting(host, sites, feed)
 
     def unfitted(group: Sequence[AttentionSite]) -> dict[str, list[SiteFit]]:
-        return {
-            site.name: [SiteFit(site, c, host.output_projection(site.name), seed) for c in candidates] for site in group
-        }
+        return {site.name: [_unfitted(host, site, c, seed) for c in candidates] for site in group}
 
     def fitted(missing: Sequence[int]) -> Iterator[dict[str, list[dict[str, Any]]]]:
         wanted = [unfitted(groups[index]) for index in missing]
@@ -182,7 +180,7 @@ def recalibrate(
     work = work or Work()
     fits: dict[str, Fit] = {}
     kernels: dict[str, Kernel] = {}
-    unfitted = [SiteFit(site, candidates[site.name], host.output_projection(site.name), seed) for site in sites]
+    unfitted = [_unfitted(host, site, candidates[site.name], seed) for site in sites]
     advance = progress("Refitting on converted inputs", sum(fit.passes for fit in unfitted) * len(feed))
     for fit in unfitted:
         site, candidate = fit.site, candidates[fit.site.name]
@@ -194,6 +192,11 @@ def recalibrate(
         if (kernel := fits[site.name].kernel) is not None:
             kernels[site.name] = kernel
     return fits
+
+
+def _unfitted(host: Host, site: AttentionSite, candidate: Candidate, seed: int) -> SiteFit:
+    with host.weights_of(site.name):
+        return SiteFit(site, candidate, host.output_projection(site.name), seed)
 
 
 def _refitted(

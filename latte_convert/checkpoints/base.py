@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from latte_convert.checkpoints.weights import INDEX, SIDECARS, Place, leads_out, read_file
+from latte_convert.checkpoints.weights import INDEX, SIDECARS, OnDisk, Place, is_hollow, leads_out, read_file
 from latte_convert.errors import CheckpointError
 from latte_convert.names import CARD, MANIFEST, ORIGINAL, is_ours, is_report
 from latte_convert.wording import some
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from latte_convert.data.samples import Modality
 
 logger = logging.getLogger("latte_convert")
+
+T = TypeVar("T")
 
 _WRAPPERS = ("module.", "_orig_mod.")
 _LAYERS = re.compile(r"(layers?|depths?|blocks)$")
@@ -149,7 +151,9 @@ class Checkpoint(ABC):
         shared = expected.keys() & tensors.keys()
         mismatched = [key for key in shared if tensors[key].shape != expected[key].shape]
         self.check_filled(expected.keys() - shared, mismatched, advice)
-        model.load_state_dict(tensors, strict=False)
+        if hollow := any(map(is_hollow, tensors.values())):  # what is to be cast is told by not being the same
+            tensors = {key: tensors[key].to(expected[key].dtype) if key in shared else tensors[key] for key in tensors}
+        model.load_state_dict(tensors, strict=False, assign=hollow)
         return sorted(tensors.keys() - shared)
 
     def check_filled(self, missing: Iterable[str], mismatched: Iterable[str], advice: str) -> None:
@@ -206,10 +210,13 @@ class Checkpoint(ABC):
         tensors: dict[str, Tensor] = {}
         for file in self.weights:
             tensors.update(read_file(file))
+        self._check_floats(tensors)
+        return without_wrappers(tensors)
+
+    def _check_floats(self, tensors: Mapping[str, Tensor]) -> None:
         strange = [str(t.dtype) for t in tensors.values() if t.is_floating_point() and t.itemsize < 2]
         if strange:
             raise CheckpointError(f"{self.id} holds quantised weights ({strange[0]}); give the unquantised checkpoint.")
-        return without_wrappers(tensors)
 
     def original_tensors(self) -> dict[str, Tensor]:
         """The source's own tensors: all of them, or without ours where it is an artifact.
@@ -218,9 +225,35 @@ class Checkpoint(ABC):
             CheckpointError: A file is damaged.
         """
         tensors = self.read_tensors()
-        if not self.is_artifact and (taken := next(filter(is_ours, tensors), None)):
-            raise CheckpointError(f"{self.id} has a tensor '{taken}': names of this form are for converted sites.")
-        return {key: tensor for key, tensor in tensors.items() if not is_ours(key)}
+        return {key: tensors[key] for key in self._theirs(tensors)}
+
+    def _theirs(self, keys: Iterable[str]) -> list[str]:
+        """The keys that are not ours."""
+        ours = set(filter(is_ours, keys))
+        if ours and not self.is_artifact:
+            raise CheckpointError(f"{self.id} has a tensor '{min(ours)}': names of this form are for converted sites.")
+        return [key for key in keys if key not in ours]
+
+    def on_disk(self) -> OnDisk:
+        """All tensors as ``read_tensors`` gives them, each read when it is asked for.
+
+        Raises:
+            CheckpointError: A file is damaged, or is a pickle.
+        """
+        if pickle := next((file for file in self.weights if file.suffix != ".safetensors"), None):
+            raise CheckpointError(f"{pickle} is a pickle, which is read as a whole: give safetensors, or no --offload.")
+        found = OnDisk(self.weights)
+        self._check_floats(found.hollow())
+        return found.under(without_wrappers({key: key for key in found}))
+
+    def original_on_disk(self) -> OnDisk:
+        """The tensors of ``original_tensors``, each read when it is asked for.
+
+        Raises:
+            CheckpointError: As there, and as ``on_disk``.
+        """
+        found = self.on_disk()
+        return found.under({key: key for key in self._theirs(found)})
 
 
 def _layer_counts(config: Any, key: str = "") -> Iterator[int]:
@@ -235,8 +268,11 @@ def _layer_counts(config: Any, key: str = "") -> Iterator[int]:
         yield config
 
 
-def without_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors without the prefixes of distributed training and of ``torch.compile``, in any order and number."""
+def without_wrappers(tensors: dict[str, T]) -> dict[str, T]:
+    """Tensors, or what stands for them, without the prefixes of distributed training and of ``torch.compile``.
+
+    There may be several of them, in any order.
+    """
     while tensors and (shared := next((p for p in _WRAPPERS if all(key.startswith(p) for key in tensors)), None)):
         tensors = {key.removeprefix(shared): tensor for key, tensor in tensors.items()}
     return tensors

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from latte_convert.checkpoints.quiet import quiet_transformers
 from latte_convert.checkpoints.remote_code import ADVICE, remote_code, wants_code
 from latte_convert.data.decode import BadSample
-from latte_convert.data.feed import place
+from latte_convert.data.feed import anchor, place
 from latte_convert.data.pixels import pixels_by_size
 from latte_convert.data.processor import Batch, Processor
 from latte_convert.errors import CheckpointError, DataError, first_line
@@ -170,7 +170,7 @@ class HFProcessor(Processor):
     def _transcript(self, sample: Sample, batch: Batch, model: Any) -> Tensor:
         """The original model's own transcript: what its decoder sees in use, without labels."""
         if sample.id not in self._transcripts:
-            features = place(next(iter(batch.values())), next(model.parameters()))
+            features = place(next(iter(batch.values())), anchor(model))
             if model.can_generate():
                 most = min(DECODER_TOKENS, int(getattr(model.config, "max_target_positions", None) or 1 << 30) // 2)
                 with quiet_transformers():

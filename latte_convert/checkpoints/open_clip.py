@@ -17,7 +17,7 @@ from latte_convert.checkpoints.open_clip_inputs import CONFIG, OpenClipProcessor
 from latte_convert.checkpoints.quiet import quiet_open_clip
 from latte_convert.checkpoints.remote_code import ADVICE, remote_code, wants_code
 from latte_convert.checkpoints.timm import resize_timm
-from latte_convert.checkpoints.weights import Place, read_config, weight_files
+from latte_convert.checkpoints.weights import OnDisk, Place, read_config, weight_files
 from latte_convert.compat import require
 from latte_convert.errors import CheckpointError, first_line, nearest
 
@@ -145,6 +145,10 @@ class OpenClipCheckpoint(Checkpoint):
         vision = {**model["vision_cfg"], "image_size": resolution}
         config = {**self.config, "model_cfg": {**model, "vision_cfg": vision}}
         return OpenClipProcessor(self.id, self.path, config, "image")
+
+    def on_disk(self) -> OnDisk:
+        """Refused: open_clip builds its models in memory."""
+        raise CheckpointError(f"{self.id}: open_clip builds its models in memory; leave out --offload.")
 
     def _instantiate(self, tensors: dict[str, Tensor], resolution: int | None) -> tuple[nn.Module, list[str]]:
         """Build the open_clip class from tensors, strictly; see ``Checkpoint``.

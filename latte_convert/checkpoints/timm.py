@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from latte_convert import compat
 from latte_convert.checkpoints.base import Checkpoint, check_patches
 from latte_convert.checkpoints.hf import main_dtype
-from latte_convert.checkpoints.weights import Place, download, read_config, weight_files
+from latte_convert.checkpoints.weights import Place, download, is_hollow, read_config, weight_files
 from latte_convert.compat import require
 from latte_convert.data.pixels import pixels_by_transforms
 from latte_convert.data.processor import Batch, Processor
@@ -125,19 +125,26 @@ class TimmCheckpoint(Checkpoint):
         Tensors in another layout than timm's (DINOv2's or CLIP's own release) go through the architecture's own
         ``checkpoint_filter_fn``, as in ``timm.create_model``. Another resolution is set with ``resize_timm``.
         """
-        model = self._create().to(main_dtype(tensors))
+        model = self._start(tensors)
         if resolution is not None and not _fit(tensors, model.state_dict()):
             resize_timm(self.id, model, resolution)
             if _fit(tensors, model.state_dict()):
                 resolution = None  # they were saved at that resolution
             else:
-                model = self._create().to(main_dtype(tensors))
+                model = self._start(tensors)
         if not _fit(tensors, model.state_dict()):
             tensors = self._filtered(tensors, model)
         unexpected = self.fill(model, tensors, "use a checkpoint saved from this architecture")
         if resolution is not None:
             resize_timm(self.id, model, resolution)
         return model.eval(), unexpected
+
+    def _start(self, tensors: dict[str, Tensor]) -> nn.Module:
+        """A model to fill: with random weights, or without any where the tensors are hollow."""
+        if not any(map(is_hollow, tensors.values())):
+            return self._create().to(main_dtype(tensors))
+        with require("accelerate", "offload").init_empty_weights():  # buffers of no state dict keep their values
+            return self._create().to(main_dtype(tensors))
 
     def _skeleton(self) -> nn.Module:
         with torch.device("meta"):

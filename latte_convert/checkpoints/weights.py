@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -258,6 +258,65 @@ def read_file(file: Path) -> dict[str, Tensor]:
     if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
         raise CheckpointError(f"{file} does not hold a plain dictionary of tensors; save model.state_dict() instead.")
     return tensors
+
+
+class OnDisk(Mapping[str, "Tensor"]):
+    """The tensors of safetensors files, each read from its file when it is asked for.
+
+    The files stay open: they can be removed meanwhile.
+
+    Args:
+        files: The files.
+
+    Raises:
+        CheckpointError: One of them is damaged.
+    """
+
+    def __init__(self, files: Iterable[Path] = ()) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self._places: dict[str, tuple[Any, str]] = {}
+        for file in files:
+            try:
+                opened: Any = safe_open(file, framework="pt", backend="pread")
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{file} is damaged or is not a weight file: {error}") from None
+            self._places.update({key: (opened, key) for key in opened.keys()})  # noqa: SIM118 (it is no dict)
+
+    def __getitem__(self, key: str) -> Tensor:
+        opened, name = self._places[key]
+        tensor: Tensor = opened.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def under(self, names: Mapping[str, str]) -> OnDisk:
+        """Some of them under other keys, by these."""
+        found = OnDisk()
+        found._places = {name: self._places[key] for name, key in names.items()}
+        return found
+
+    def hollow(self) -> dict[str, Tensor]:
+        """What a library can build a model of: tensors of their shapes and dtypes, with one number each, a NaN."""
+        import torch
+
+        def one(opened: Any, name: str) -> Tensor:
+            part = opened.get_slice(name)
+            shape = part.get_shape()
+            dtype = (part[:0] if shape else opened.get_tensor(name)).dtype
+            value = float("nan") if dtype.is_floating_point else 0
+            return torch.full([1] * len(shape), value, dtype=dtype).expand(shape)
+
+        return {key: one(*place) for key, place in self._places.items()}
+
+
+def is_hollow(tensor: Tensor) -> bool:
+    """Whether a tensor is one of ``OnDisk.hollow``: one number behind all of its shape."""
+    return tensor.numel() > 1 and not any(tensor.stride())
 
 
 def local_directory(name: str, library: str) -> Path:

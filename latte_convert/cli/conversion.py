@@ -51,6 +51,7 @@ def convert(
         ),
     ] = None,
     work: options.Work = None,
+    offload: options.Offload = None,
     json: options.Json = False,
     device: options.Device = "auto",
     revision: options.Revision = None,
@@ -77,6 +78,7 @@ def convert(
         "trust_remote_code": trust_remote_code,
         "model_factory": model_factory,
         "work": work,
+        "offload": offload,
     }
     if dry_run:
         report = _score(model, calib, recipe=recipe, **loading)
@@ -134,6 +136,7 @@ def score(
         ),
     ] = False,
     work: options.Work = None,
+    offload: options.Offload = None,
     json: options.Json = False,
     device: options.Device = "auto",
     revision: options.Revision = None,
@@ -159,6 +162,7 @@ def score(
         recipe=recipe,
         stripes=stripes,
         work=work,
+        offload=offload,
         device=device,
         revision=revision,
         allow_pickle=allow_pickle,

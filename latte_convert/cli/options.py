@@ -54,6 +54,16 @@ Work = Annotated[
         "recipe uses what is the same in it.",
     ),
 ]
+Offload = Annotated[
+    Path | None,
+    typer.Option(
+        "--offload",
+        metavar="DIR",
+        rich_help_panel=MODEL,
+        help="For a model larger than memory: the weights of each block stay in the checkpoint's files until it runs. "
+        "What the files do not hold as it is needed goes into DIR.",
+    ),
+]
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="An artifact that 'latte convert' wrote.")]
 Device = Annotated[str, typer.Option("--device", rich_help_panel=MODEL, help="auto, cpu, cuda, cuda:1, mps.")]
 Revision = Annotated[

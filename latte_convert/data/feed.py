@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +92,7 @@ class BatchFeed(Feed):
 
     def identity(self, index: int) -> str:
         """See ``Feed``."""
-        return _digest(self.batches[index])
+        return digest_of(self.batches[index])
 
 
 def different(batches: Iterable[Batch]) -> list[Batch]:
@@ -100,7 +100,7 @@ def different(batches: Iterable[Batch]) -> list[Batch]:
     found: dict[str, Batch] = {}
     repeated = 0
     for batch in batches:
-        digest = _digest(batch)
+        digest = digest_of(batch)
         repeated += digest in found
         found.setdefault(digest, batch)
     if repeated:
@@ -108,7 +108,7 @@ def different(batches: Iterable[Batch]) -> list[Batch]:
     return list(found.values())
 
 
-def _digest(batch: Batch) -> str:
+def digest_of(batch: Mapping[str, Any]) -> str:
     """Hex SHA-256 of all that a batch holds."""
     digest = hashlib.sha256()
     for name in sorted(batch):
@@ -153,7 +153,7 @@ def inputs_of(sample: Sample, processor: Processor, model: nn.Module) -> Inputs:
     Raises:
         BadSample: The processor cannot make an input of it.
     """
-    parameter = next(model.parameters())
+    parameter = anchor(model)
     towers = processor.towers(model)
     batch = processor.prepare(sample, model)
     return Inputs(
@@ -199,6 +199,11 @@ class FirstOf(JoinedFeed):
         super().__init__(feed.feeds if isinstance(feed, JoinedFeed) else [feed])
         self._count: int = min(count, feed._count) if isinstance(feed, FirstOf) else count
         self._places = [(part, place) for part in self.feeds for place in range(min(len(part), self._count))]
+
+
+def anchor(model: nn.Module) -> Tensor:
+    """A parameter that is in memory: it is on the device, and has the dtype, that a model computes in."""
+    return next((each for each in model.parameters() if not each.is_meta), next(model.parameters()))
 
 
 def place(value: Any, like: Tensor) -> Any:

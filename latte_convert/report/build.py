@@ -12,6 +12,7 @@ import torch
 
 from latte_convert.attention import AttentionSite
 from latte_convert.calibration.fitted import Fitted
+from latte_convert.data.feed import anchor
 from latte_convert.data.samples import fingerprint
 from latte_convert.environment import library_versions, peak_memory_bytes, tool_version
 from latte_convert.kernels.base import Kernel
@@ -315,6 +316,6 @@ def _cost(task: Task, found: Findings, fidelity: Fidelity) -> CostReport:
         },
         seconds=dict(found.seconds),
         peak_memory_bytes=peak_memory_bytes(),
-        device=str(next(model.parameters()).device),
+        device=str(anchor(model).device),
         threads=torch.get_num_threads(),
     )

@@ -331,6 +331,24 @@ def test_tied_and_strided_tensors_are_written_in_full(tmp_path):
     assert all(torch.equal(back[key], tensor) for key, tensor in tensors.items())
 
 
+def test_files_are_those_of_safetensors_to_the_byte(tmp_path):
+    kinds = (
+        torch.float64,
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
+    tensors = {f"{name}.{kind}": torch.ones(3, 5).to(kind) for kind in kinds for name in ("b", "a", "ü")}
+    tensors |= {"scalar": torch.tensor(2.5), "empty": torch.zeros(0, 4)}
+    write_tensors(tensors, tmp_path)
+    save_file(tensors, tmp_path / "theirs", metadata={"format": "pt"})
+    assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
 def test_large_checkpoints_are_sharded(tmp_path, monkeypatch):
     monkeypatch.setattr("latte_convert.artifact.tensors.SHARD_SIZE", "1KB")
     tensors = {f"layer.{i}.weight": torch.randn(100) for i in range(5)}
