@@ -9,22 +9,25 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_may_write"
+PAUSE = 1.5
+"""Seconds that a slow answer takes."""
 
 
 class Hub(ThreadingHTTPServer):
     """A Hub.
 
     Attributes:
-        repos: Files of each repository.
+        repos: Files of each repository; the names of those with samples begin with ``datasets/``.
         seen: Requests, with the range that was asked for.
         gated: Repositories that want a token, and refuse every one but ``TOKEN``.
+        large: Names of files that lie elsewhere: who asks for them is sent there, to an address that takes no token.
         faults: By name of a file, or of a repository for what is said about it: what the next requests get: a status,
-            or "cut": half of what is left of the file, and a closed connection.
+            "cut": half of what is left of the file, and a closed connection, or "slow": nothing for a while.
     """
 
     def __init__(self) -> None:
@@ -33,6 +36,7 @@ class Hub(ThreadingHTTPServer):
         self.history: dict[tuple[str, str], dict[str, bytes]] = {}
         self.seen: list[str] = []
         self.gated: set[str] = set()
+        self.large: set[str] = set()
         self.faults: dict[str, list[int | str]] = {}
 
     @property
@@ -46,17 +50,25 @@ class Hub(ThreadingHTTPServer):
         self.history[repo, name] = dict(self.repos[repo])
         return name
 
+    def handle_error(self, *_: Any) -> None:
+        """A client may leave whenever it wants to."""
+
 
 @contextmanager
 def hub() -> Iterator[Hub]:
     with Hub() as server:
-        thread = Thread(target=server.serve_forever, daemon=True)
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         try:
             yield server
         finally:
             server.shutdown()
             thread.join()
+
+
+def _entry(name: str, raw: bytes) -> dict[str, Any]:
+    """A file as a listing has it."""
+    return {"type": "file", "path": name, "size": len(raw), "oid": hashlib.sha1(raw).hexdigest()}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -78,6 +90,10 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = urlsplit(self.path).path
         self.server.seen.append(f"POST {path}")
+        if found := re.fullmatch(r"/api/(datasets/[^/]+/[^/]+)/paths-info/[^/]+", path):
+            asked = body.decode().replace("paths=", "").split("&") if b"paths=" in body else json.loads(body)["paths"]
+            files = self.server.repos.get(found[1], {})
+            return self._answer([_entry(name, files[name]) for name in map(unquote, asked) if name in files])
         if path == "/api/validate-yaml":
             return self._answer({"errors": [], "warnings": []})
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
@@ -113,22 +129,24 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer({"error": message}, 403 if token else 401, X_Error_Code="GatedRepo", X_Error_Message=message)
             return True
         faults = self.server.faults.get(name, [])
-        if not faults or (faults[0] == "cut" and self.command == "HEAD"):
+        if not faults or (isinstance(faults[0], str) and self.command == "HEAD"):
             return False
         fault = faults.pop(0)
         if isinstance(fault, int):
             self._answer({"error": "as planned"}, fault)
             return True
-        self._cut = True
+        self._cut = fault == "cut"
+        if fault == "slow":
+            Event().wait(PAUSE)  # the tests leave no time to sleep
         return False
 
     def _file(self, raw: bytes, **headers: str) -> None:
         """A file, or the rest of it that was asked for."""
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         start = int(asked[1]) if asked else 0
+        rest = raw[start : int(asked[2]) + 1] if asked and asked[2] else raw[start:]
         if asked:
-            headers["Content-Range"] = f"bytes {start}-{len(raw) - 1}/{len(raw)}"
-        rest = raw[start:]
+            headers["Content-Range"] = f"bytes {start}-{start + len(rest) - 1}/{len(raw)}"
         if not self._cut:
             return self._answer(rest, 206 if asked else 200, **headers)
         self.send_response(206 if asked else 200)
@@ -143,37 +161,55 @@ class _Handler(BaseHTTPRequestHandler):
         self._cut = False
         path = unquote(urlsplit(self.path).path)
         self.server.seen.append(f"{self.command} {path} {self.headers.get('Range') or ''}".strip())
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/.*|/tree/.*)?", path):
-            repo, rest = found.groups()
-            if self._refused(repo, repo):
-                return None
-            if repo not in self.server.repos:
-                return self._answer({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
-            files, commit = self.server.repos[repo], self.server.commit(repo)
-            revision = (rest or "").removeprefix("/revision/").removeprefix("/tree/")
-            if revision not in ("", "main") and (repo, revision) not in self.server.history:
-                return self._answer({"error": "Revision Not Found"}, 404, X_Error_Code="RevisionNotFound")
-            if (repo, revision) in self.server.history:
-                files, commit = self.server.history[repo, revision], revision
-            if rest and rest.startswith("/tree/"):
-                listed = [
-                    {"type": "file", "path": n, "size": len(raw), "oid": hashlib.sha1(raw).hexdigest()}
-                    for n, raw in files.items()
-                ]
-                return self._answer(listed)
-            siblings = [{"rfilename": name} for name in files]
-            return self._answer({"id": repo, "sha": commit, "siblings": siblings})
-        if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.*)", path):
-            repo, revision, name = found.groups()
-            if self._refused(repo, name):
-                return None
-            files = self.server.history.get((repo, revision)) or self.server.repos.get(repo, {})
-            raw = files.get(name)
-            if raw is None:
-                return self._answer({"error": "Entry not found"}, 404, X_Error_Code="EntryNotFound")
-            tag = hashlib.sha1(raw).hexdigest()
-            commit = revision if (repo, revision) in self.server.history else self.server.commit(repo)
-            return self._file(raw, ETag=f'"{tag}"', X_Repo_Commit=commit)
+        for pattern, answer in (
+            (r"/lfs/([^/]+)", self._elsewhere),
+            (r"/api/(?:models/)?((?:datasets/)?[^/]+/[^/]+)(/revision/.*|/tree/.*)?", self._about),
+            (r"/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.*)", self._resolve),
+        ):
+            if found := re.fullmatch(pattern, path):
+                return answer(*found.groups())
         return self._answer({"error": "unknown"}, 404)
+
+    def _elsewhere(self, name: str) -> None:
+        """A large file, at an address that is signed."""
+        if self._refused("", name):
+            return None
+        if "Authorization" in self.headers:
+            return self._answer({"error": "a signed address takes no token"}, 400)
+        return self._file(next(files for files in self.server.repos.values() if name in files)[name])
+
+    def _about(self, repo: str, rest: str | None) -> None:
+        """What a repository holds, at a revision."""
+        if self._refused(repo, repo):
+            return None
+        if repo not in self.server.repos:
+            return self._answer({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
+        files, commit = self.server.repos[repo], self.server.commit(repo)
+        _, kind, revision, below, *_ = [*(rest or "").split("/", 3), "", "", "", ""]
+        if revision not in ("", "main") and (repo, revision) not in self.server.history:
+            return self._answer({"error": "Revision Not Found"}, 404, X_Error_Code="RevisionNotFound")
+        if (repo, revision) in self.server.history:
+            files, commit = self.server.history[repo, revision], revision
+        if kind == "tree":
+            return self._answer([_entry(name, raw) for name, raw in files.items() if name.startswith(below)])
+        siblings = [{"rfilename": name} for name in files]
+        return self._answer({"id": repo.removeprefix("datasets/"), "sha": commit, "siblings": siblings})
+
+    def _resolve(self, repo: str, revision: str, name: str) -> None:
+        """A file, or where it is."""
+        elsewhere = name in self.server.large
+        if self._refused(repo, "" if elsewhere else name):
+            return None
+        files = self.server.history.get((repo, revision)) or self.server.repos.get(repo, {})
+        raw = files.get(name)
+        if raw is None:
+            return self._answer({"error": "Entry not found"}, 404, X_Error_Code="EntryNotFound")
+        tag = hashlib.sha1(raw).hexdigest()
+        commit = revision if (repo, revision) in self.server.history else self.server.commit(repo)
+        if elsewhere:
+            there = f"http://localhost:{self.server.server_address[1]}/lfs/{name}"  # another host than the Hub's
+            linked = {"X_Linked_ETag": f'"{tag}"', "X_Linked_Size": str(len(raw)), "Location": there}
+            return self._answer(b"", 302, X_Repo_Commit=commit, **linked)
+        return self._file(raw, ETag=f'"{tag}"', X_Repo_Commit=commit)
 
     do_HEAD = do_GET

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from hub import TOKEN, Hub, hub
+from hub import PAUSE, TOKEN, Hub, hub
 
 import latte_convert
 from latte_convert.checkpoints.resolve import resolve
@@ -163,3 +165,86 @@ def test_an_artifact_in_the_cache_loads_and_verifies(server, photos, tiny_dino, 
     (snapshot,) = (tmp_path / "cache").glob("models--them--hybrid/snapshots/*")
     assert all(path.is_symlink() for path in snapshot.rglob("*") if not path.is_dir())
     assert latte_convert.verify(snapshot).probe_difference < 1e-6
+
+
+def test_large_files_lie_elsewhere(server, settings, tiny_dino, monkeypatch):
+    """The client is sent to another host, without its token, and takes a broken download up there."""
+    settings("DOWNLOAD_CHUNK_SIZE", 1 << 14)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    server.gated.add(REPO)
+    server.large.add("model.safetensors")
+    server.faults["model.safetensors"] = ["cut"]
+    found = resolve(REPO)
+    assert found.weights[0].read_bytes() == (tiny_dino / "model.safetensors").read_bytes()
+    there = [line for line in server.seen if line.startswith("GET /lfs/model.safetensors")]
+    assert len(there) == 2
+    assert "bytes=" in there[1]
+
+
+def test_a_slow_hub(server, settings, tiny_dino):
+    """It is waited for, asked again and, where it never answers, named; what is finished stays."""
+    settings("HF_HUB_DOWNLOAD_TIMEOUT", PAUSE / 5)
+    server.faults["model.safetensors"] = ["slow"]
+    assert resolve(REPO).weights[0].read_bytes() == (tiny_dino / "model.safetensors").read_bytes()
+    server.repos[REPO]["model.safetensors"] += b" "
+    server.faults["model.safetensors"] = ["slow"] * 40
+    sentence = refused()
+    assert sentence.startswith(f"'{REPO}' cannot be fetched from the Hub: the connection broke again and again (")
+    assert sentence.endswith("try again, finished files are kept.")
+
+
+def test_models_of_timm_and_open_clip(server, tmp_path):
+    """By repository, at a revision, and by a name of the library."""
+    import open_clip_models
+    import timm
+
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=3)
+    timm.models.save_for_hf(vit, tmp_path / "vit", safe_serialization=True)
+    clip = open_clip_models.write(tmp_path / "clip")
+    for repo, folder in (("them/vit", tmp_path / "vit"), ("them/clip", clip)):
+        server.repos[repo] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    server.repos["timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"] = server.repos["them/vit"]
+    commit = server.commit("them/vit")
+    for name, revision, kind in (
+        ("timm:hf-hub:them/vit", None, "VisionTransformer"),
+        (f"timm:hf-hub:them/vit@{commit}", None, "VisionTransformer"),
+        ("timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", None, "VisionTransformer"),
+        ("them/vit", commit, "VisionTransformer"),
+        ("open_clip:hf-hub:them/clip", None, "CLIP"),
+        ("them/clip", None, "CLIP"),
+    ):
+        found = resolve(name, revision=revision)
+        assert (found.id, found.model_class, len(found.revision)) == (name, kind, 40)
+        assert found.instantiate(found.read_tensors())[1] == []
+    with pytest.raises(CheckpointError, match="there is none of that name, or it is private"):
+        resolve("timm:hf-hub:them/none")
+
+
+@pytest.mark.slow
+def test_the_command_line_streams_samples_of_the_hub(server, photos, tmp_path):
+    """As a user has it: through HF_ENDPOINT, model and samples both from there."""
+    datasets = pytest.importorskip("datasets")
+    rows = {"image": [str(path) for path in sorted(photos.iterdir())]}
+    samples = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
+    samples.to_parquet(tmp_path / "train.parquet")
+    server.repos["datasets/them/photos"] = {"train.parquet": (tmp_path / "train.parquet").read_bytes()}
+    environment = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    environment |= {
+        "HF_ENDPOINT": server.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0",
+        "HF_DATASETS_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
+    }  # fmt: skip
+
+    def convert(samples: str, out: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "latte_convert", "convert", REPO, "--calib", samples, "--samples", "6"]
+        command += ["--kernel", "latte", "--out", str(tmp_path / out)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+
+    done = convert("hf:them/photos:train:3:", "out")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'out'}\n"), done.stderr
+    assert [line for line in server.seen if line.startswith("GET /datasets/them/photos/resolve/")]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["calibration"]["source"] == "hf:them/photos:train:3:"
+    assert report["calibration"]["used"] + report["calibration"]["held_out"] == 6
+    done = convert("hf:them/nothing", "none")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "them/nothing" in done.stderr
