@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.slow
 
@@ -19,11 +21,14 @@ Ended = tuple[int, str, str]
 """Exit code, stdout, stderr."""
 
 
-def start(count: int, *arguments: object, program: str = "latte_convert", **environment: str) -> list[subprocess.Popen]:
-    """Start a command in some processes, as torchrun does."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def start(
+    count: int, *arguments: object, program: str = "latte_convert", port: int | None = None, **environment: str
+) -> list[subprocess.Popen]:
+    """Start a command in some processes, as torchrun does, on a port that is free."""
+    if port is None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
     together = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if count > 1 else {}
     command = [sys.executable, "-m", program, *map(str, arguments)]
     return [
@@ -182,6 +187,81 @@ def test_a_failure_of_one_ends_all(tiny_dino, photos, tmp_path, how, sentence, c
     assert said(other_said) == []
     assert how in ("lost", "hangs") or started[1].returncode == code
     assert not out.exists()
+
+
+BUILDER = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x, x, x, need_weights=False)[0]
+        return x
+
+def seeded():
+    torch.manual_seed(0)
+    return Net()
+
+def drawn():
+    torch.seed()
+    return Net()
+"""
+
+
+def test_a_model_that_each_process_builds(tmp_path):
+    """It is converted as by one process where all build the same, and refused where they do not."""
+    (tmp_path / "builder.py").write_text(BUILDER)
+    batches, fewer = tmp_path / "batches", tmp_path / "fewer"
+    batches.mkdir()
+    for number in range(6):
+        save_file({"x": torch.randn(1, 40, 16)}, batches / f"{number}.safetensors")
+    shutil.copytree(batches, fewer)
+    (fewer / "5.safetensors").unlink()
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+
+    def command(factory: str, data: Path, out: str) -> tuple[object, ...]:
+        return (
+            "convert", "--model-factory", f"builder:{factory}", "--calib", data, "--kernel", "latte", "--out",
+            tmp_path / out,
+        )  # fmt: skip
+
+    for count in (1, 2):
+        code, _, stderr = run(count, *command("seeded", batches, str(count)), PYTHONPATH=path)
+        assert code == 0, stderr
+    check_same(tmp_path / "2", tmp_path / "1")
+    code, _, stderr = run(2, *command("drawn", batches, "drawn"), PYTHONPATH=path)
+    assert (code, said(stderr)) == (3, [f"{OTHER.format('model')} and seed what a model factory draws."])
+    (tmp_path / "failing.py").write_text(FAILING)
+    started = start(
+        2, *command("seeded", batches, "other"), program="failing", HOW="data", OTHER=str(fewer), PYTHONPATH=path
+    )
+    (code, _, stderr), (other, *_) = ended(started)
+    assert (code, other) == (3, 3)
+    assert said(stderr) == [f"{OTHER.format('choice of samples')} and seed what a model factory draws."]
+    assert {each.name for each in tmp_path.iterdir()} == {"1", "2", "batches", "fewer", "builder.py", "failing.py"}
+
+
+OTHER = "latte: process 1 has another {} than process 0. Give all of them the same command and files,"
+
+
+def test_a_port_in_use(tiny_dino, photos, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        first, other = start(2, *conversion(tiny_dino, photos, tmp_path / "out"), port=port, LATTE_PATIENCE="20")
+        _, stderr = first.communicate(timeout=120)
+        other.kill()  # as torchrun does
+        other.communicate()
+    assert first.returncode == 3
+    (sentence,) = said(stderr)
+    assert sentence.startswith("latte: the processes cannot be joined: ")
+    assert sentence.endswith("Start all of them with torchrun, on a free port.")
 
 
 def test_an_interrupt_ends_all_with_one_message(tiny_dino, photos, tmp_path):
