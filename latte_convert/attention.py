@@ -67,6 +67,7 @@ class AttentionSite:
         reason: Why it cannot, or None.
         value_dim: Channels per head of value; None where they are as many.
         layout: How the tokens of its first call lay; None where no call has been seen.
+        biased: Whether something is added to its logits, such as a bias of relative positions.
     """
 
     name: str
@@ -79,6 +80,7 @@ class AttentionSite:
     reason: str | None = None
     value_dim: int | None = None
     layout: TokenLayout | None = None
+    biased: bool = False
 
     @property
     def widths(self) -> dict[str, Any]:
@@ -98,6 +100,7 @@ class CallShape:
         value_dim: Channels per head of value, dv.
         causal: Whether a query sees only the keys up to its own position.
         layout: How the tokens are arranged.
+        biased: Whether something is added to the logits.
     """
 
     queries: int
@@ -107,6 +110,7 @@ class CallShape:
     value_dim: int
     causal: bool = False
     layout: TokenLayout = field(default_factory=_sequence)
+    biased: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,9 +139,11 @@ class AttentionCall:
         causal: Whether query i sees only the keys up to ``i + Nk - Nq``.
         layout: How the tokens are arranged.
         merged: What the tokens stand for, where alike ones have been merged; None where each is one of the model's.
+        bias: Added to the logits, such as one of relative positions; finite, and broadcast to ``(B, H, Nq, Nk)``. These
+            N² numbers are the model's own: it has made them before it attends.
 
     Raises:
-        UsageError: The mask is not a boolean key mask: an additive one would be misread.
+        UsageError: The mask is not a boolean key mask: an additive one would be misread. Or the bias does not fit.
     """
 
     query: Tensor
@@ -148,8 +154,13 @@ class AttentionCall:
     causal: bool = False
     layout: TokenLayout = field(default_factory=_sequence)
     merged: Merged | None = None
+    bias: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if self.bias is not None:
+            whole = (*self.query.shape[:3], self.key.shape[2])
+            if self.bias.dim() != 4 or any(size not in (1, n) for size, n in zip(self.bias.shape, whole, strict=True)):
+                raise UsageError(f"bias is of shape {tuple(self.bias.shape)}, which is not broadcast to {whole}")
         if self.mask is None:
             return
         expected = (self.key.shape[0], self.key.shape[2])
@@ -172,6 +183,7 @@ class AttentionCall:
             value_dim=value_dim,
             causal=self.causal,
             layout=self.layout,
+            biased=self.bias is not None,
         )
 
     def masked(self) -> Self:
@@ -180,6 +192,14 @@ class AttentionCall:
             return self
         hidden = ~self.mask[:, None, :, None]
         return replace(self, key=self.key.masked_fill(hidden, 0), value=self.value.masked_fill(hidden, 0))
+
+    def asked(self, queries: slice) -> Self:
+        """The same call for some of its queries."""
+        return replace(self, query=self.query[:, :, queries], bias=self.bias_of(queries))
+
+    def bias_of(self, queries: slice) -> Tensor | None:
+        """The bias of some queries, which may be the same for all of them."""
+        return self.bias if self.bias is None or self.bias.shape[2] == 1 else self.bias[:, :, queries]
 
     def without_padding(self) -> tuple[Self, Tensor]:
         """A call of one sample without the masked tokens around its own, as if it had never been padded.
@@ -215,6 +235,7 @@ class AttentionCall:
             value=self.value[:, :, keys],
             mask=None if bool(mask.all()) else mask,
             layout=replace(self.layout, grid=grid),
+            bias=None if self.bias is None else _picked(_picked(self.bias, queries, 2), keys, 3),
         ), queries
 
     def longest(self) -> Self:
@@ -233,7 +254,17 @@ class AttentionCall:
             value=self.value[one],
             mask=None if self.mask is None else self.mask[one],
             merged=None if self.merged is None else Merged(self.merged.size[one], self.merged.places[one]),
+            bias=self.bias if self.bias is None or self.bias.shape[0] == 1 else self.bias[one],
         )
+
+
+def _picked(bias: Tensor, places: Tensor, dim: int) -> Tensor:
+    """A bias at some places along one side, which it may have the same values for; a view where they are in a row."""
+    if bias.shape[dim] == 1 or not len(places):
+        return bias
+    first, last = int(places[0]), int(places[-1])
+    in_a_row = last - first + 1 == len(places)
+    return bias.narrow(dim, first, len(places)) if in_a_row else bias.index_select(dim, places)
 
 
 @dataclass(frozen=True, kw_only=True)

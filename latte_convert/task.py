@@ -515,7 +515,7 @@ def _usable(
 def _servable(sites: Iterable[AttentionSite], kernels: Sequence[Candidate]) -> tuple[AttentionSite, ...]:
     served = []
     for site in sites:
-        asked = {"causal": site.causal, "cross": site.kind == "cross"}
+        asked = {"causal": site.causal, "cross": site.kind == "cross", "biased": site.biased}
         reasons = [get_kernel(each.kernel).obstacle(**asked) for each in kernels]
         refused = site.eligible and all(reason is not None for reason in reasons)
         served.append(replace(site, eligible=False, reason=reasons[0]) if refused else site)

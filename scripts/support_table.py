@@ -93,9 +93,13 @@ def _kept(sites: list[AttentionSite]) -> str:
 
 
 def _kinds(sites: Iterable[AttentionSite]) -> str:
-    """Such as ``encoder self, decoder self (causal), decoder cross``."""
-    names = (f"{site.tower} {site.kind}{' (causal)' if site.causal else ''}" for site in sites)
-    return ", ".join(dict.fromkeys(names))
+    """Such as ``encoder self (bias), decoder self (causal), decoder cross``."""
+    return ", ".join(dict.fromkeys(f"{site.tower} {site.kind}{_notes(site)}" for site in sites))
+
+
+def _notes(site: AttentionSite) -> str:
+    notes = ["causal"] * site.causal + ["bias"] * site.biased
+    return f" ({', '.join(notes)})" if notes else ""
 
 
 def render(table: list[Row]) -> str:

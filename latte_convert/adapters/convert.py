@@ -55,14 +55,15 @@ class Converted:
         return _exact(call) if call.key.shape[2] < self.min_tokens else self._attend(call)
 
     def _attend(self, call: SiteCall) -> Tensor:
-        if call.obstacle is not None:
-            raise CheckpointError(f"{self.site}: {call.obstacle}; exclude this site.")
+        kernel: Kernel = getattr(call.module, ATTRIBUTE)
+        unserved = None if call.bias is None else kernel.obstacle(causal=False, cross=False, biased=True)
+        if (obstacle := call.obstacle or unserved) is not None:
+            raise CheckpointError(f"{self.site}: {obstacle}; exclude this site.")
         if call.dropout > 0:
             raise CheckpointError(
                 f"{self.site}: attention dropout of {call.dropout} has no meaning in a linear kernel. "
                 "Call model.eval(), or set the model's attention dropout to 0 to fine-tune."
             )
-        kernel: Kernel = getattr(call.module, ATTRIBUTE)
         return kernel(call)
 
     def _count(self, call: SiteCall) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from latte_convert import compat
 from latte_convert.adapters.products import PRODUCTS, RULES, Made, Shape, dtype_of, named, product
+from latte_convert.adapters.sdpa import Arguments
 from latte_convert.graphs import exporting
 
 if TYPE_CHECKING:
@@ -116,7 +118,8 @@ class Watched(TorchFunctionMode):
         if _depth.get() != self._depth:
             return func(*args, **kwargs)
         if func in _FUSED:
-            return self.answer(_fused(func, *_plain(args), origin=self.origin(), **_plain(kwargs)))
+            given = Arguments(*_plain(args), **_plain(kwargs))
+            return self.answer(_fused(func, given, self.origin()))
         if func in PRODUCTS and not exporting() and not any(isinstance(each, Logits) for each in args):
             made = product(func, args, kwargs)
             if made is not None:
@@ -135,27 +138,12 @@ class Watched(TorchFunctionMode):
             self._parts[sum(sizes)] = sizes
 
 
-def _fused(
-    func: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    origin: Any = None,
-) -> Found:
+def _fused(func: Any, given: Arguments, origin: Any) -> Found:
     """A call of ``scaled_dot_product_attention``."""
-
-    def exact() -> Tensor:
-        output: Tensor = func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        return output
-
-    masks = () if attn_mask is None else (attn_mask,)
-    return Found(query, key, value, exact, scale, masks, is_causal, dropout_p, origin=origin)
+    masks = () if given.attn_mask is None else (given.attn_mask,)
+    return Found(
+        *given[:3], partial(given.given_to, func), given.scale, masks, given.is_causal, given.dropout_p, origin=origin
+    )
 
 
 class _Later:

@@ -3,7 +3,8 @@
 The dispatch reads the name of the implementation from the module's own ``config`` and hands the module over,
 so a site is routed by giving that one module a copy of its config with our name in it. No forward is copied,
 the other modules keep running the original code, and the model's masks are built as before. What does not dispatch
-stays exact, but for ``torch.nn.MultiheadAttention`` and the one class that ``hf_explicit`` reads.
+stays exact, but for ``torch.nn.MultiheadAttention``, classes that call ``scaled_dot_product_attention`` themselves (of
+SAM's encoder), and the two that ``hf_explicit`` reads.
 """
 
 from __future__ import annotations
@@ -18,19 +19,18 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from latte_convert import compat
-from latte_convert.adapters import hf_explicit, hf_roles, hf_sites, mha
+from latte_convert.adapters import hf_explicit, hf_roles, hf_sites, mha, sdpa
 from latte_convert.adapters.calls import attention_call
 from latte_convert.adapters.route import NAME, Route, StandIn, route_site
 from latte_convert.attention import AttentionSite, Handler
 from latte_convert.errors import CheckpointError
 
 IMPLEMENTATION = "latte"
-_collector = compat.OUTPUTS_ASKED_FOR.get()
 
 # Keyword arguments that the layers above pass through and that do not change what attention computes.
 _HARMLESS = frozenset({
     "cache_position", "deterministic", "interpolate_pos_encoding", "logits_to_keep", "num_items_in_batch",
-    "output_attentions", "output_hidden_states", "position_ids", "return_dict", "use_cache",
+    "output_attentions", "output_hidden_states", "position_bias", "position_ids", "return_dict", "use_cache",
 })  # fmt: skip
 
 
@@ -65,11 +65,13 @@ class HFAdapter:
         module = model.get_submodule(site)
         described = hf_sites.describe(model, site, module)
         stand_in: StandIn | None = None
-        settings: dict[str, Any] = {"causal": described.causal}
+        settings: dict[str, Any] = {"causal": described.causal, "biased": described.biased}
         if isinstance(module, nn.MultiheadAttention):
             stand_in = mha.stand_in
         elif hf_explicit.is_explicit(module):
-            stand_in = hf_explicit.stand_in
+            stand_in = hf_explicit.stand_in_of(module)
+        elif not hf_roles.dispatches(type(module)):
+            stand_in = sdpa.stand_in
         else:
             config: Any = copy.copy(module.config)
             compat.set_attention_implementation(config, IMPLEMENTATION)
@@ -105,7 +107,7 @@ def latte_attention_forward(
         dropout: Dropout of the attention weights; there are none to drop in a linear kernel.
         scaling: Factor on the logits; None is ``d**-0.5``.
         is_causal: Causality of this call, where the model passes it.
-        **kwargs: Whatever else the model passes.
+        **kwargs: Whatever else the model passes; ``position_bias``, ``(1 or B, H, Nq, Nk)``, is added to the logits.
 
     Returns:
         The attention output ``(B, Nq, H, dv)``, and attention weights where the original's function ran or they are
@@ -132,6 +134,7 @@ def latte_attention_forward(
 
     call = attention_call(
         module, route.layout, query, key, value, exact, scale=scaling, masks=[attention_mask],
+        bias=kwargs.get("position_bias"), biased=route.biased,
         causal=_flagged_causal(module, implementation, attention_mask, query.shape[2], is_causal),
         triangle=route.causal or bool(is_causal), either=not torch.compiler.is_compiling(),
         obstacle=_unknown_argument(kwargs), dropout=dropout,
@@ -139,16 +142,9 @@ def latte_attention_forward(
     output = route.ask(call)
     if output is None:
         output = exact()
-    if not weights and implementation == "eager" and _weights_asked_for(kwargs):
+    if not weights and implementation == "eager" and hf_explicit.weights_asked_for(kwargs):
         exact()
     return output.transpose(1, 2).contiguous(), weights[-1] if weights else None
-
-
-def _weights_asked_for(kwargs: dict[str, Any]) -> bool:
-    """Whether the caller of the model wants attention weights: layers are told so, or only the model's hooks are."""
-    if kwargs.get("output_attentions") or _collector is None or torch.compiler.is_compiling():
-        return bool(kwargs.get("output_attentions"))
-    return any("attentions" in name for name in _collector.get() or ())
 
 
 AttentionInterface.register(IMPLEMENTATION, latte_attention_forward)

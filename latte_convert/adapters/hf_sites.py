@@ -9,14 +9,15 @@ from typing import Literal
 from torch import Tensor, nn
 
 from latte_convert import compat
-from latte_convert.adapters import mha
+from latte_convert.adapters import mha, sdpa
+from latte_convert.adapters.calls import GROUPED
 from latte_convert.adapters.find import ancestors
 from latte_convert.adapters.hf_explicit import is_explicit
 from latte_convert.adapters.hf_roles import dispatches, eager_function, first, forward_code, is_causal, tower, windowed
 from latte_convert.attention import AttentionSite
 
-# Attributes of attention modules, or of the layers around them, whose presence means that logits are more
-# than a scaled product of query and key.
+# Attributes of attention modules, or of the layers around them, whose presence means that something is added to the
+# logits.
 _BIASES = ("relative_position_bias_table", "relative_position_bias", "relative_attention_bias",
            "shared_position_bias", "rel_pos_h", "gru_rel_pos_linear", "distance_embedding")  # fmt: skip
 _QUERY_NAMES = ("q_proj", "query", "query_proj", "q_lin", "q", "linear_q", "to_q", "wq",
@@ -41,10 +42,11 @@ def describe(model: nn.Module, name: str, module: nn.Module) -> AttentionSite:
     heads, head_dim = _heads(module)
     cross = _CROSS.search(name) or "CrossAttention" in type(module).__name__
     kind: Literal["self", "cross"] = "cross" if cross else "self"
-    reason = _obstacle(model, name, module)
+    causal = not cross and is_causal(model, name, module)
+    reason = _obstacle(model, name, module, causal)
     return AttentionSite(
-        name=name, tower=tower(model, name), kind=kind, heads=heads, head_dim=head_dim,
-        causal=not cross and is_causal(model, name, module), eligible=reason is None, reason=reason,
+        name=name, tower=tower(model, name), kind=kind, heads=heads, head_dim=head_dim, causal=causal,
+        eligible=reason is None, reason=reason, biased=_has_bias(model, name, module),
     )  # fmt: skip
 
 
@@ -110,7 +112,7 @@ def _query_width(module: nn.Module) -> int:
     return first(module, "hidden_size", "d_model", "embed_dim") or (linears[0].out_features if linears else 1)
 
 
-def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
+def _obstacle(model: nn.Module, name: str, module: nn.Module, causal: bool) -> str | None:
     """Why a site must stay exact, or None."""
     if compat.attention_implementation(getattr(module, "config", None)) == "flex_attention":
         return FLEX
@@ -120,26 +122,30 @@ def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
         return "attention pooling by a learned probe: one query" if probe else mha.obstacle(module)
     if "Deformable" in type(module).__name__ and not dispatches(type(module)):
         return "deformable attention samples a few points: it is linear already"
-    if _has_bias(model, name, module):
-        return "relative-position bias on the logits"
+    if causal and _has_bias(model, name, module):
+        return "relative-position bias on causal logits"
     if _CHANNELS.search(type(module).__name__):
         return "attention over channels: it is linear in the tokens already"
     if windowed(model, name, module):
         return "windowed attention: it is linear already"
     if not dispatches(type(module)):
-        itself = "computes attention itself instead of through the Transformers attention interface"
-        return None if is_explicit(module) else itself
-    return _dispatch_obstacle(module)
+        if is_explicit(module):
+            return None
+        code = forward_code(type(module))
+        if sdpa.calls_sdpa(type(module)) and code is not None and "softmax" not in code.co_names:
+            return sdpa.obstacle(module)
+        return "computes attention itself instead of through the Transformers attention interface"
+    return _dispatch_obstacle(module, causal)
 
 
-def _dispatch_obstacle(module: nn.Module) -> str | None:
+def _dispatch_obstacle(module: nn.Module, causal: bool) -> str | None:
     """Why a module that goes through the attention interface must stay exact, or None."""
     if not hasattr(module, "config"):
         return "has no config of its own, which the attention interface dispatches on"
     if eager_function(type(module)) is None:
         return "hands the attention interface a default that is unknown here"
-    if (getattr(module, "num_key_value_groups", None) or 1) > 1:
-        return "grouped-query attention"
+    if causal and (getattr(module, "num_key_value_groups", None) or 1) > 1:
+        return GROUPED
     for attribute, reason in (("sinks", "attention sinks"), ("attn_logit_softcapping", "soft cap on the logits")):
         if getattr(module, attribute, None) is not None:
             return reason

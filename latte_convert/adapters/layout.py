@@ -37,6 +37,8 @@ _TELLS = "pos_embed_grid_size"
 _graph_task = compat.GRAPH_TASK.get() or (lambda: -1)
 
 Size = tuple[int, ...]
+Map = tuple[Size, int]
+"""The size of a map, and how many of it there are in a batch."""
 
 
 def _backward() -> int:
@@ -80,17 +82,17 @@ class MapSize(_Watch):
     """Notes the size of the latest map of one convolution.
 
     Attributes:
-        seen: Sizes of all its maps so far.
+        seen: All its maps so far.
     """
 
     attribute = "latte_map_size"
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: set[Size] = set()
+        self.seen: set[Map] = set()
         self._here = threading.local()
         # What a compiled graph goes by: it writes before it reads, and so does not depend on the call before.
-        self._latest: Size | None = None
+        self._latest: Map | None = None
         self._compiled = False
 
     def register(self, module: nn.Module) -> Any:
@@ -104,33 +106,47 @@ class MapSize(_Watch):
             output: ``(B, C, height, width)`` or ``(B, C, frames, height, width)``; or tokens and the size of their
                 grid, None where there is none: an empty grid, which no tokens fill, so that none of before counts.
         """
-        self.saw(output.shape[2:] if isinstance(output, Tensor) else output[1] or (0, 0))
+        if isinstance(output, Tensor):
+            self.saw(output.shape[2:], output.shape[0])
+        else:
+            self.saw(output[1] or (0, 0), output[0].shape[0])
 
-    def saw(self, sides: Iterable[int]) -> None:
-        """Note the size of a map."""
+    def saw(self, sides: Iterable[int], samples: int) -> None:
+        """Note the size of so many maps."""
         size = tuple(plain(side) for side in sides)
         if torch.compiler.is_compiling():
-            self._latest, self._compiled = size, True
+            self._latest, self._compiled = (size, plain(samples)), True
         else:
-            self.seen.add(size)
-            self.note(size)
+            self.seen.add((size, samples))
+            self.note(size, samples)
 
-    def note(self, size: Size) -> None:
-        """Take ``size`` for that of the map of the calls that follow in this thread."""
-        self._latest, self._compiled = size, False
+    def note(self, size: Size, samples: int = 1) -> None:
+        """Take so many maps of a size for those of the calls that follow in this thread."""
+        self._latest, self._compiled = (size, samples), False
         if (number := _backward()) == -1:
-            self._here.size = size
+            self._here.map = size, samples
         else:
-            self._here.again = number, size
+            self._here.again = number, (size, samples)
 
-    def sizes(self) -> tuple[Size, ...]:
-        """What the size of the map of this call may be; more than one only where a call is made again."""
+    def maps(self) -> tuple[Map, ...]:
+        """What the map of this call may be; more than one only where a call is made again."""
         if self._compiled or torch.compiler.is_compiling():
             return () if self._latest is None else (self._latest,)
         if (number := _backward()) == -1:
-            return (self._here.size,) if hasattr(self._here, "size") else ()
-        last, size = getattr(self._here, "again", (None, ()))
-        return (size,) if last == number else tuple(self.seen)
+            return (self._here.map,) if hasattr(self._here, "map") else ()
+        last, latest = getattr(self._here, "again", (None, ((), 0)))
+        return (latest,) if last == number else tuple(self.seen)
+
+    def sizes(self) -> tuple[Size, ...]:
+        """What the size of the map of this call may be."""
+        sizes = [size for size, _ in self.maps()]
+        return tuple(dict.fromkeys(sizes)) if len(sizes) > 1 else tuple(sizes)  # one may be symbolic, without a hash
+
+    def frames(self, samples: int) -> Iterator[Size]:
+        """The grids of as many frames as each of some samples has, where each frame has a map."""
+        for size, number in self.maps():
+            if number > samples and number % samples == 0:
+                yield number // samples, *size
 
     def __getstate__(self) -> dict[str, Any]:
         # Not the latest size: after an export it may be symbolic, which cannot be copied.
@@ -153,7 +169,7 @@ class InputSize(MapSize):
     def _before(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
         tokens = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
         if tokens is not None and tokens.dim() == 4:
-            self.saw(tokens.shape[1:3])
+            self.saw(tokens.shape[1:3], tokens.shape[0])
 
 
 class Entry(_Watch):
@@ -182,8 +198,8 @@ class Entry(_Watch):
             for notes in (getattr(memory, _NOTES, {}) for memory in memories):
                 for seen in self.maps:
                     if seen in notes:
-                        seen.note(notes[seen])
-        known = {seen: sizes[0] for seen in self.maps if len(sizes := seen.sizes()) == 1}
+                        seen.note(*notes[seen])
+        known = {seen: maps[0] for seen in self.maps if len(maps := seen.maps()) == 1}
         for memory in memories:
             _write(memory, known)
 
@@ -196,12 +212,12 @@ def memory_of(value: Any) -> Any:
         return None
 
 
-def _write(memory: Any, known: dict[MapSize, Size]) -> None:
+def _write(memory: Any, known: dict[MapSize, Map]) -> None:
     """Add to the notes of some memory; where calls disagree, it belongs to none of them (a parameter)."""
     notes = getattr(memory, _NOTES, None)
     if notes is None:
         setattr(memory, _NOTES, known)
-    elif any(notes.get(seen, size) != size for seen, size in known.items()):
+    elif any(notes.get(seen, latest) != latest for seen, latest in known.items()):
         setattr(memory, _NOTES, {})
     elif notes:
         setattr(memory, _NOTES, {**notes, **known})
@@ -216,6 +232,11 @@ class GivenSize:
     def sizes(self) -> tuple[Size, ...]:
         """As of ``MapSize``."""
         return (self.size,)
+
+    def frames(self, samples: int) -> Iterator[Size]:
+        """As of ``MapSize``."""
+        if len(self.size) == 3:
+            yield self.size
 
 
 @dataclass
@@ -250,6 +271,20 @@ class SiteLayout:
                 if fitting:
                     return TokenLayout(keys - prod(fitting[0]), fitting[0], aligned)
         return TokenLayout(known, None, aligned)
+
+    def of_frames(self, keys: int, samples: int) -> tuple[int, Size] | None:
+        """Keys of frames one after another, each with tokens of its own before its patches, as VGGT has them.
+
+        Returns:
+            How many tokens that are, and the grid ``(frames, height, width)``; None where the keys lie otherwise.
+        """
+        for seen in self.maps:
+            for grid in seen.frames(samples):
+                before, rest = divmod(keys - prod(grid), grid[0])
+                told = isinstance(seen, GivenSize) or self.prefix is not None
+                if not rest and (before == self.prefix if told else 0 <= before <= MOST_PREFIX):
+                    return before, grid
+        return None
 
 
 _AMBIGUOUS = (

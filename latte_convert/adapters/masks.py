@@ -5,6 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+HIDDEN = -1e4
+"""What is added to a logit to hide a key, or less: -inf, the dtype's minimum, a large constant, and sums of these."""
+
+
+class CarriesBias(ValueError):
+    """A mask adds something to the logits of keys that it does not hide."""
+
 
 def shared_by_queries(mask: Tensor) -> bool:
     """Whether a 4-D mask says the same of every query, told from its shape and strides alone."""
@@ -45,16 +52,42 @@ def key_mask(mask: Tensor, *, queries: int, keys: int, causal: bool) -> Tensor:
     return padding
 
 
+def padding_and_bias(mask: Tensor, *, queries: int, keys: int) -> tuple[Tensor | None, Tensor]:
+    """Divide an additive mask with a bias into a key mask and the bias.
+
+    Args:
+        mask: ``(B or 1, 1 or H, 1 or Nq, Nk)``. Keys beyond ``keys`` are dropped.
+        queries: Number of queries.
+        keys: Number of keys.
+
+    Returns:
+        ``(B or 1, Nk)`` boolean, None where no key is hidden; and the bias, 0 for hidden keys.
+
+    Raises:
+        ValueError: Keys are hidden from some queries only: a window, packed sequences.
+    """
+    mask = mask[..., :keys]
+    if shared_by_queries(mask):
+        mask = mask[:, :, :1]
+    seen = mask > HIDDEN
+    if torch.compiler.is_compiling():
+        return seen.flatten(1, 2).any(1), mask.masked_fill(~seen, 0)
+    if bool(seen.all()):
+        return None, mask
+    padding = seen.flatten(1, 2).any(1)
+    _check(seen, padding, queries=queries, causal=False)
+    return padding, mask.masked_fill(~seen, 0)
+
+
 def _allowed(mask: Tensor) -> Tensor:
     """Boolean form of a 4-D mask, refusing additive masks that carry a bias."""
     if mask.dtype == torch.bool:
         return mask
     if not mask.is_floating_point():
         raise ValueError(f"a 4-D attention mask of {mask.dtype} is neither boolean nor additive")
-    # Libraries write "masked" as -inf, the dtype's minimum or a large negative constant, and sums of these.
     allowed = mask == 0
-    if not torch.compiler.is_compiling() and not bool((allowed | (mask <= -1e4)).all()):
-        raise ValueError("the attention mask carries a bias (relative positions?), which has no linear form")
+    if not torch.compiler.is_compiling() and not bool((allowed | (mask <= HIDDEN)).all()):
+        raise CarriesBias("the attention mask carries a bias (relative positions?) that is not expected here")
     return allowed
 
 

@@ -206,7 +206,7 @@ class _Run:
         groups: What the tokens stand for; None where each is one of the model's.
         layout: How the tokens lie, as the attention sees them.
         metric: By what tokens are compared: the mean over heads of the keys, ``(B, N, d)``.
-        whole: Whether the call cannot be merged: it has a mask.
+        whole: Whether the call cannot be merged: it has a mask or a bias.
     """
 
     groups: Groups | None
@@ -231,18 +231,19 @@ def met(call: SiteCall) -> SiteCall:
     """A call of a site as it is in a merged block: with what its tokens stand for. Outside of one, the call.
 
     Raises:
-        CheckpointError: The tokens are merged and the call has a mask.
+        CheckpointError: The tokens are merged and the call has a mask or a bias.
     """
     run = _running.get() if exporting() or not torch.compiler.is_compiling() else None  # merging is not compiled
     if run is None:
         return call
-    run.whole = call.mask is not None or call.causal or not call.layout.aligned or call.obstacle is not None
+    odd = call.mask is not None or call.bias is not None or call.obstacle is not None
+    run.whole = odd or call.causal or not call.layout.aligned
     run.layout, run.metric = call.layout, call.key.detach().float().mean(1)
     if run.groups is None:
         return call
     if run.whole:
         raise CheckpointError(
-            f"an attention layer of {type(call.module).__name__} got merged tokens and a mask, or is no plain "
+            f"an attention layer of {type(call.module).__name__} got merged tokens and a mask or bias, or is no plain "
             "self-attention: convert without --merge."
         )
     return replace(call, merged=run.groups.merged, layout=TokenLayout(run.groups.prefix))

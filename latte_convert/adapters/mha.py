@@ -153,6 +153,7 @@ class _Attention:
         call = attention_call(
             self.module, self.route.layout, query, key, value, exact, dropout=dropout,
             masks=[_true_attends(padding), _true_attends(mask)], triangle=hint or self.route.causal, either=True,
+            biased=None,
             obstacle="is_causal is a hint about attn_mask, and there is none" if hint and mask is None else None,
         )  # fmt: skip
         return self.route.ask(call)

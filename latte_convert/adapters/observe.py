@@ -84,6 +84,7 @@ def _corrected(site: AttentionSite, seen: _Seen) -> AttentionSite:
         head_dim=shape.head_dim,
         value_dim=None if shape.value_dim == shape.head_dim else shape.value_dim,
         layout=shape.layout,
+        biased=shape.biased,
         eligible=reason is None,
         reason=reason,
     )

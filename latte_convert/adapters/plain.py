@@ -24,7 +24,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from latte_convert.adapters.calls import attention_call
 from latte_convert.adapters.dataflow import Found, Watched, deeper, keep_apart
-from latte_convert.adapters.layout import SiteLayout
+from latte_convert.adapters.layout import GivenSize, SiteLayout
 from latte_convert.adapters.mha import TorchAdapter, tower_of
 from latte_convert.adapters.route import NAME, Route, replaced_forward, route, route_site
 from latte_convert.attention import AttentionSite, Handler, SiteCall
@@ -82,7 +82,7 @@ class PlainAdapter(TorchAdapter):
                 undo.callback(keep_apart(model.get_submodule(name)))
             undo.callback(route_site(
                 model, site, handler, stand_in if own == site else None, image=True, prefix=self.prefix,
-                grid=self.grid, causal=self._found[site].causal,
+                grid=self.grid, causal=self._found[site].causal, biased=self._found[site].biased,
             ))  # fmt: skip
             if own != site:
                 undo.callback(route(model.get_submodule(own), _left, stand_in))
@@ -158,42 +158,55 @@ def _answer(site: nn.Module, its_route: Route | None, found: Found) -> Tensor:
     """What the latest handler of a site makes of an attention, or the original."""
     if its_route is None or not its_route.handlers:
         return found.exact()
-    layout, behind = _placed(its_route.layout, found)
-    output = its_route.ask(_described(site, layout, _rolled(found, behind), its_route.causal))
+    layout, order = _placed(its_route.layout, found)
+    given = found if order is None else _ordered(found, order)
+    output = its_route.ask(_described(site, layout, given, its_route.causal, its_route.biased))
     if output is None:
         return found.exact()
     output = output.to(found.value.dtype).reshape(*found.query.shape[:-1], found.value.shape[-1])
-    return output.roll(-behind, -2) if behind else output
+    return output if order is None else output.index_select(-2, order.argsort())
 
 
-def _placed(layout: SiteLayout, found: Found) -> tuple[SiteLayout, int]:
-    """The layout of image tokens that a module has put together with others, such as a text's, and how many follow.
+def _placed(layout: SiteLayout, found: Found) -> tuple[SiteLayout, Tensor | None]:
+    """The layout of image tokens among others, and the order in which all these others stand before them.
 
-    Those that follow are moved to the front, so that all others stand before the grid.
+    A module may have put the tokens of a text before or behind those of its image; and frames one after another, each
+    with a class or camera token of its own.
     """
     keys = found.key.shape[-2]
-    if found.parts and layout.prefix is None and found.query.shape[-2] == keys and not found.causal:
+    if found.query.shape[-2] != keys or found.causal:
+        return layout, None
+    tokens = torch.arange(keys, device=found.key.device)
+    if found.parts and layout.prefix is None:
         for size in (prod(size) for seen in layout.maps for size in seen.sizes()):
             if size in found.parts:
-                place = found.parts.index(size)
-                return replace(layout, prefix=keys - size), sum(found.parts[place + 1 :])
-    return layout, 0
+                behind = sum(found.parts[found.parts.index(size) + 1 :])
+                return replace(layout, prefix=keys - size), tokens.roll(behind) if behind else None
+    if found.query.dim() == 4 and (frames := layout.of_frames(keys, found.query.shape[0])) is not None:
+        before, grid = frames
+        tokens = tokens.reshape(grid[0], -1)
+        order = torch.cat([tokens[:, :before].flatten(), tokens[:, before:].flatten()]) if before else None
+        return replace(layout, prefix=grid[0] * before, maps=(GivenSize(grid),)), order
+    return layout, None
 
 
-def _rolled(found: Found, behind: int) -> Found:
-    """An attention with its last tokens in front of the others."""
-    if not behind:
-        return found
-    rows = [mask.roll(behind, -1) for mask in found.masks]
+def _ordered(found: Found, order: Tensor) -> Found:
+    """An attention with its tokens in another order."""
+
+    def ordered(tensor: Tensor, dim: int = -2) -> Tensor:
+        return tensor.index_select(dim, order) if tensor.dim() > 1 and tensor.shape[dim] > 1 else tensor
+
     return replace(
         found,
-        query=found.query.roll(behind, -2), key=found.key.roll(behind, -2), value=found.value.roll(behind, -2),
-        exact=lambda: found.exact().roll(behind, -2),
-        masks=tuple(mask.roll(behind, -2) if mask.dim() > 1 and mask.shape[-2] > 1 else mask for mask in rows),
+        query=ordered(found.query), key=ordered(found.key), value=ordered(found.value),
+        exact=lambda: ordered(found.exact()),
+        masks=tuple(ordered(mask.index_select(-1, order)) for mask in found.masks),
     )  # fmt: skip
 
 
-def _described(site: nn.Module, layout: SiteLayout, found: Found, causal: bool = False) -> SiteCall:
+def _described(
+    site: nn.Module, layout: SiteLayout, found: Found, causal: bool = False, biased: bool | None = None
+) -> SiteCall:
     """An attention as a call of a site: without dimensions of its own for heads it has one."""
     lead = found.query.dim() - 2
 
@@ -204,7 +217,8 @@ def _described(site: nn.Module, layout: SiteLayout, found: Found, causal: bool =
     query, key, value = map(four, (found.query, found.key, found.value))
     return attention_call(
         site, layout, query, key, value, lambda: four(found.exact()), scale=found.scale, masks=masks,
-        causal=found.causal, triangle=causal, either=True, obstacle=found.obstacle, dropout=found.dropout,
+        causal=found.causal, triangle=causal, either=True, biased=biased, obstacle=found.obstacle,
+        dropout=found.dropout,
     )  # fmt: skip
 
 
@@ -366,6 +380,7 @@ def _site(model: nn.Module, module: nn.Module, found: Found) -> AttentionSite:
         name=name, tower=tower_of(name), kind="self" if query.shape[-2] == key.shape[-2] else "cross",
         causal=call is not None and call.causal, heads=query.shape[-3] if query.dim() > 3 else 1,
         head_dim=query.shape[-1], eligible=reason is None, reason=reason,
+        biased=call is not None and call.bias is not None,
     )  # fmt: skip
 
 

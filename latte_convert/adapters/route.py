@@ -35,6 +35,7 @@ class Route:
     Attributes:
         causal: Whether the site is causal where a call does not say.
         layout: How its tokens lie.
+        biased: Whether additive masks of its calls hold a bias; None: as their values tell.
         eager: Where the library asks the route itself, the attention function behind its "eager".
         handlers: By order of routing; the latest one computes.
         replaced: The module's own values of the attributes that it has otherwise while it is routed.
@@ -43,6 +44,7 @@ class Route:
 
     causal: bool = False
     layout: SiteLayout = field(default_factory=SiteLayout)
+    biased: bool | None = False
     eager: Any = None
     handlers: dict[int, Handler] = field(default_factory=dict)
     replaced: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +66,7 @@ def route(
     *,
     causal: bool = False,
     layout: SiteLayout | None = None,
+    biased: bool | None = False,
     eager: Any = None,
     attributes: Mapping[str, Any] | None = None,
 ) -> Callable[[], None]:
@@ -75,6 +78,7 @@ def route(
         stand_in: Makes what runs in the place of the module's ``forward``; None: the library asks the route itself.
         causal: Whether the site is causal where a call does not say.
         layout: How its tokens lie; all but the handler of the first route holds for all of them.
+        biased: As in ``Route``.
         eager: As in ``Route``.
         attributes: Values that attributes of the module have while it is routed, such as the switch of a library
             between SDPA and arithmetic of its own.
@@ -84,7 +88,7 @@ def route(
     """
     found: Route | None = module.__dict__.get(NAME)
     if found is None:
-        found = Route(causal, layout or SiteLayout(), eager)
+        found = Route(causal, layout or SiteLayout(), biased, eager)
         found.replaced = {name: module.__dict__[name] for name in attributes or {}}
         module.__dict__.update(attributes or {}, **{NAME: found})
         if stand_in is not None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable
+from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,24 @@ from latte_convert.adapters.route import Route, replaced_forward
 
 BY_HAND = "computes attention itself instead of through scaled_dot_product_attention"
 _SDPA = "scaled_dot_product_attention"
+
+
+class Arguments(NamedTuple):
+    """What ``F.scaled_dot_product_attention`` takes: built from the arguments of a call of it."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+    def given_to(self, attend: Callable[..., Tensor]) -> Tensor:
+        """What it, or what goes by the same name elsewhere, computes of them."""
+        *tensors, scale, enable_gqa = self
+        return attend(*tensors, scale=scale, enable_gqa=enable_gqa)
 
 
 def calls_sdpa(kind: type[nn.Module]) -> bool:
@@ -46,25 +65,12 @@ class _Attention:
         self.module = module
         self.route = route
 
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        def exact() -> Tensor:
-            return nn.functional.scaled_dot_product_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
-
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        given = Arguments(*args, **kwargs)
+        exact = partial(given.given_to, nn.functional.scaled_dot_product_attention)
         call = attention_call(
-            self.module, self.route.layout, query, key, value, exact, scale=scale, masks=[_four(attn_mask)],
-            causal=is_causal, triangle=self.route.causal, dropout=dropout_p,
+            self.module, self.route.layout, *given[:3], exact, scale=given.scale, masks=[_four(given.attn_mask)],
+            causal=given.is_causal, triangle=self.route.causal, biased=self.route.biased, dropout=given.dropout_p,
         )  # fmt: skip
         output = self.route.ask(call)
         return exact() if output is None else output

@@ -60,7 +60,10 @@ class TimmAdapter:
         fused = {"fused_attn": True} if "fused_attn" in model.get_submodule(site).__dict__ else {}
         prefix = _prefix_tokens(model, site)
         raster = not any(hasattr(holder, "unroll") for holder in ancestors(model, site))  # Hiera's order is its own
-        return route_site(model, site, handler, sdpa.stand_in, image=raster, prefix=prefix, attributes=fused)
+        biased = _biased(model, site, model.get_submodule(site))
+        return route_site(
+            model, site, handler, sdpa.stand_in, image=raster, prefix=prefix, biased=biased, attributes=fused
+        )
 
     def output_projection(self, model: nn.Module, site: str) -> nn.Linear | None:
         """The linear layer that reads the attention output; None behind a norm or a gate, or where there is none."""
@@ -91,28 +94,29 @@ def _describe(model: nn.Module, name: str, module: nn.Module) -> AttentionSite:
     reason = _obstacle(model, name, module)
     return AttentionSite(
         name=name, tower="vision", kind="self", causal=False, heads=heads, head_dim=head_dim,
-        eligible=reason is None, reason=reason,
+        eligible=reason is None, reason=reason, biased=_biased(model, name, module),
     )  # fmt: skip
+
+
+def _biased(model: nn.Module, name: str, module: nn.Module) -> bool:
+    """Whether something is added to the logits of a site by relative position."""
+    return any(getattr(m, bias, None) is not None for m in (module, *ancestors(model, name)) for bias in _BIASES)
 
 
 def _obstacle(model: nn.Module, name: str, module: nn.Module) -> str | None:
     """Why a site must stay exact, or None."""
     kind = type(module).__name__
-    biased = any(getattr(m, bias, None) is not None for m in (module, *ancestors(model, name)) for bias in _BIASES)
     if _POOLING.search(kind):
         return "attention pooling: a few queries"
     if _CHANNELS.search(kind):
         return "attention over channels: it is linear in the tokens already"
-    if _windowed(model, name, module) and ("Window" in kind or not biased):
+    # BEiT's is the size of its whole grid.
+    if _windowed(model, name, module) and ("Window" in kind or not hasattr(module, "relative_position_bias_table")):
         return "windowed attention: it is linear already"
-    if biased:
-        return "relative-position bias on the logits"
     if reason := sdpa.obstacle(module):
         return reason
     if _softmaxes(type(module)) > 1:
         return f"combines {_softmaxes(type(module))} attention maps"
-    if "MultiQuery" in kind or getattr(module, "num_kv_heads", None) not in (None, _heads(module)[0]):
-        return "grouped-query attention"
     return None
 
 

@@ -72,6 +72,26 @@ def artifact_directory(directory: str | Path) -> Path:
     raise CheckpointError(f"there is no artifact at '{directory}'.")
 
 
+def manifest_of_library(path: Path, instead: str) -> Manifest:
+    """The manifest of an artifact whose model a library builds, and has inputs for.
+
+    Args:
+        path: The artifact.
+        instead: What to do with another model once it is loaded.
+
+    Raises:
+        CheckpointError: Only its owner's code builds it.
+        IntegrityError: The manifest is damaged.
+    """
+    manifest = read_manifest(path)
+    if manifest.module is not None:
+        raise CheckpointError(
+            f"{path} holds a {manifest.source.model_class} that only your code builds and has inputs for: load it with "
+            f"latte_convert.load(directory, model=…) and {instead}."
+        )
+    return manifest
+
+
 def check_files(path: Path) -> Manifest:
     """Compare every file of an artifact with its manifest, both ways; hidden files are no part of it.
 

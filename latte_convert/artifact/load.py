@@ -182,11 +182,12 @@ def open_artifact(
 def _remembered(model: nn.Module, manifest: Manifest, apart: Sequence[str]) -> Adapter:
     """The adapter of a module that no library builds, from what was seen when it was converted."""
     assert manifest.module is not None
-    converted = {site.name: (site.causal, site.heads, site.head_dim) for site in manifest.sites}
+    kept = [name for name in manifest.module.attention if name not in {site.name for site in manifest.sites}]
     sites = [
-        AttentionSite(name, tower_of(name), "self", *converted.get(name, (False, 1, 1)), eligible=name in converted)
-        for name in manifest.module.attention
-    ]
+        *(AttentionSite(s.name, tower_of(s.name), "self", s.causal, s.heads, s.head_dim, biased=s.biased)
+          for s in manifest.sites),
+        *(AttentionSite(name, tower_of(name), "self", False, 1, 1, eligible=False) for name in kept),
+    ]  # fmt: skip
     placed = Recipe.model_construct(grid=manifest.recipe.get("grid"), prefix=manifest.recipe.get("prefix"))
     return PlainAdapter(model, sites, apart=apart, grid=placed.sides, prefix=placed.prefix)
 

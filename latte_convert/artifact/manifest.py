@@ -41,6 +41,7 @@ class SiteRecord(_Model):
     heads: int = Field(ge=1, le=4096)
     head_dim: int = Field(ge=1, le=65536)
     causal: bool
+    biased: bool = Field(False, description="Whether something is added to its logits.")
     options: dict[str, Any]
 
 

@@ -104,6 +104,7 @@ def record_conversion(task: Task, plan: Plan) -> None:
                 heads=site.heads,
                 head_dim=site.head_dim,
                 causal=site.causal,
+                biased=site.biased,
                 options=getattr(model.get_submodule(site.name), ATTRIBUTE).options,
             )
             for site in plan.converted

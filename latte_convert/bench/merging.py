@@ -127,8 +127,9 @@ class Merger:
 
     def _attend(self, call: SiteCall, *, first: bool) -> Tensor:
         """Exact attention, in which a merged token counts as often as it has members."""
-        if call.mask is not None or call.obstacle is not None or not call.layout.aligned:
-            raise CheckpointError("token merging takes plain self-attention without a mask")
+        odd = call.mask is not None or call.bias is not None or call.obstacle is not None
+        if odd or not call.layout.aligned:
+            raise CheckpointError("token merging takes plain self-attention without a mask or a bias")
         metric = call.key.mean(1)
         if first or self._groups is None:
             rows, tokens = metric.shape[:2]

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from latte_convert.adapters.merging import is_block_of
+from latte_convert.artifact.check import artifact_directory, manifest_of_library
 from latte_convert.artifact.load import Artifact, open_artifact
 from latte_convert.bench.crossover import find_crossover, paces, statements
 from latte_convert.bench.inputs import Case, make_cases
@@ -61,6 +62,7 @@ def bench(
     start = time.perf_counter()
     if rounds < 1:
         raise UsageError(f"rounds must be 1 or more, not {rounds}.")
+    manifest_of_library(artifact_directory(directory), "time it on inputs of yours, beside the original")
     artifact = open_artifact(directory, device=choose_device(device), trust_remote_code=trust_remote_code)
     kernels = artifact.kernels or _exact(artifact)
     if not kernels:

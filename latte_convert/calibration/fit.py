@@ -42,7 +42,7 @@ class SiteFit:
     def __init__(self, site: AttentionSite, candidate: Candidate, projection: nn.Module | None, seed: int = 0) -> None:
         self.site = site
         self.kernel = _unfitted(site, candidate)
-        self.failure = self.kernel.obstacle(causal=site.causal, cross=site.kind == "cross")
+        self.failure = self.kernel.obstacle(causal=site.causal, cross=site.kind == "cross", biased=site.biased)
         weight: Any = None if projection is None else projection.weight
         self.stages = self.kernel.fit_stages(None if weight is None else weight.detach().float(), seed)
         self.passes = sum(stage.passes for stage in self.stages)

@@ -121,13 +121,12 @@ def evaluate(
 
 def _setting(directory: str | Path, data: Sequence[str | Path], trust_remote_code: bool, **options: Any) -> Setting:
     """Read what the artifact is, but no weights."""
-    from latte_convert.artifact.check import artifact_directory, open_source
-    from latte_convert.artifact.manifest import read_manifest
+    from latte_convert.artifact.check import artifact_directory, manifest_of_library, open_source
 
     path = artifact_directory(directory)
     if not data:
         raise UsageError("give --data: the samples to evaluate on.")
-    manifest = read_manifest(path)
+    manifest = manifest_of_library(path, "run it on inputs of yours; its fidelity on those held out is in its report")
     source = open_source(path, manifest, trust_remote_code=trust_remote_code)
     places = tuple(str(item) for item in data)
     if odd := next((place for place in places if not is_utf8(place)), None):

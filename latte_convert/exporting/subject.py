@@ -10,12 +10,11 @@ from torch import nn
 
 from latte_convert.adapters.host import Host
 from latte_convert.adapters.merging import is_block_of
-from latte_convert.artifact.check import artifact_directory
+from latte_convert.artifact.check import artifact_directory, manifest_of_library
 from latte_convert.artifact.load import open_artifact
 from latte_convert.artifact.manifest import Manifest
 from latte_convert.checkpoints.base import Checkpoint
 from latte_convert.checkpoints.resolve import resolve
-from latte_convert.errors import CheckpointError
 from latte_convert.kernels.base import Kernel
 from latte_convert.names import MANIFEST
 
@@ -71,13 +70,9 @@ def open_subject(model: str | Path, *, resolution: int | None = None, trust_remo
 
 
 def _hybrid(path: Path, resolution: int | None, trust_remote_code: bool) -> Subject:
+    manifest = manifest_of_library(path, "give it to torch.export or torch.onnx.export yourself")
     artifact = open_artifact(path, trust_remote_code=trust_remote_code)
-    manifest, source, host = artifact.manifest, artifact.source, artifact.host
-    if manifest.module is not None:
-        raise CheckpointError(
-            f"{path} holds a {manifest.source.model_class} that only your code builds: load it with "
-            "latte_convert.load(directory, model=…) and give it to torch.onnx.export yourself."
-        )
+    source, host = artifact.source, artifact.host
     own = manifest.recipe.get("resolution")
     if resolution not in (None, own) and source.library != "transformers":  # these are built for one size
         network, _ = source.instantiate(source.original_tensors(), resolution)

@@ -53,6 +53,7 @@ class Kernel(nn.Module, ABC):
         causal_form: Whether ``causal=True`` is supported.
         cross_form: Whether queries and keys may be different tokens.
         takes_merged: Whether it counts a merged token as often as its size says, and finds it by its place.
+        takes_bias: Whether it honours what is added to the logits, such as a bias of relative positions.
         mixes_queries: Whether the output of one query depends on other queries.
         folds_sigma: Whether ``attend`` scales its output by ``sigma`` itself.
         legend: What its ``scalars`` are, for a report: a clause.
@@ -75,6 +76,7 @@ class Kernel(nn.Module, ABC):
     causal_form: ClassVar[bool]
     cross_form: ClassVar[bool] = True
     takes_merged: ClassVar[bool] = False
+    takes_bias: ClassVar[bool] = False
     mixes_queries: ClassVar[bool] = False
     folds_sigma: ClassVar[bool] = False
     legend: ClassVar[str] = ""
@@ -110,14 +112,16 @@ class Kernel(nn.Module, ABC):
         return ", ".join(f"{name}={value}" for name, value in settings.items())
 
     @classmethod
-    def obstacle(cls, *, causal: bool, cross: bool, merged: bool = False) -> str | None:
-        """Why the kernel cannot serve causal or cross-attention, or merged tokens; or None."""
+    def obstacle(cls, *, causal: bool, cross: bool, merged: bool = False, biased: bool = False) -> str | None:
+        """Why the kernel cannot serve causal or cross-attention, merged tokens or a bias; or None."""
         if causal and not cls.causal_form:
             return f"kernel '{cls.name}' has no causal form"
         if cross and not cls.cross_form:
             return f"kernel '{cls.name}' has no form for cross-attention"
         if merged and not cls.takes_merged:
             return f"kernel '{cls.name}' has no form for merged tokens"
+        if biased and not cls.takes_bias:
+            return f"kernel '{cls.name}' has no form for a bias on the logits"
         return None
 
     # --- the operator ---
@@ -142,12 +146,13 @@ class Kernel(nn.Module, ABC):
             finite. What the mask hides and what is wrong with one query stays without effect on the others.
 
         Raises:
-            UsageError: The call is causal, cross-attention or on merged tokens and the kernel has no form of it; or its
-                tokens are merged and it has a mask as well, or is causal.
+            UsageError: The call is causal, cross-attention, on merged tokens or with a bias and the kernel has no form
+                of it; or its tokens are merged and it has a mask or a bias as well, or is causal.
         """
-        if call.merged is not None and (call.mask is not None or call.causal):
-            raise UsageError("merged tokens have no form for masks and for causal attention: merge nothing here")
-        asked = {"causal": call.causal, "cross": not call.layout.aligned, "merged": call.merged is not None}
+        merged, biased = call.merged is not None, call.bias is not None
+        if merged and (call.mask is not None or call.causal or biased):
+            raise UsageError("merged tokens have no form for masks, biases and causal attention: merge nothing here")
+        asked = {"causal": call.causal, "cross": not call.layout.aligned, "merged": merged, "biased": biased}
         if reason := self.obstacle(**asked):
             raise UsageError(f"{reason}: set another `kernel` for this site, such as latte")
         if not (call.query.shape[0] and call.query.shape[2] and call.key.shape[2]):
@@ -162,17 +167,18 @@ class Kernel(nn.Module, ABC):
         """``attend`` with the extras around it, and what is not finite kept where it is."""
         call = call.masked()
         prefix = self.exact_rows(call.shape)
-        query, key = self.reframe(call.query[:, :, prefix:], call.key)
+        rest = call.asked(slice(prefix, None))
+        query, key = self.reframe(rest.query, call.key)
         lost = None
         if self.mixes_queries and not _surely_finite(query):
             lost = ~query.isfinite().all(-1, keepdim=True)
             query = query.masked_fill(lost, 0)
-        out = self.adjust(self.attend(replace(call, query=query, key=key)), call)
+        out = self.adjust(self.attend(replace(rest, query=query, key=key)), call)
         if lost is not None:
             out = out.masked_fill(lost, float("nan"))
         if not prefix:
             return out
-        exact = softmax_attention(replace(call, query=call.query[:, :, :prefix]))
+        exact = softmax_attention(call.asked(slice(prefix)))
         return torch.cat([exact.to(out.dtype), out], dim=2)
 
     def exact_rows(self, shape: CallShape) -> int:

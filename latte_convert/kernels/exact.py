@@ -15,6 +15,7 @@ class ExactKernel(Kernel):
     name = "exact"
     causal_form = True
     takes_merged = True
+    takes_bias = True
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Attend; see ``Kernel.forward``."""

@@ -17,14 +17,18 @@ def softmax_attention(call: AttentionCall) -> Tensor:
         wide = torch.promote_types(query.dtype, torch.float32)
         count = call.merged.size.to(wide).log().to(query.dtype)[:, None, None]
         return F.scaled_dot_product_attention(query, key, value, attn_mask=count, scale=scale)
-    if mask is None and (not causal or queries == keys):
+    bias = None if call.bias is None else call.bias.to(query.dtype)
+    if mask is None and not causal and bias is not None:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
+    if mask is None and (not causal or queries == keys) and bias is None:
         return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)
     visible = query.new_ones((1, 1, queries, keys), dtype=torch.bool)
     if causal:  # SDPA's own is_causal aligns query 0 with key 0, which is wrong where Nq != Nk
         visible = visible.tril(keys - queries)
     if mask is not None:
         visible = visible & mask[:, None, None, :]
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale)
+    seen = visible if bias is None else bias.masked_fill(~visible, float("-inf"))
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scale)
     # What a row without keys gives depends on SDPA's backend.
     return out.masked_fill(~visible.any(-1, keepdim=True), 0)
 

@@ -160,6 +160,8 @@ def exact_map(call: AttentionCall, queries: Tensor, keys: Tensor) -> Tensor:
     out = query.new_zeros(query.shape[0], queries.shape[1], keys.shape[1])
     for start in range(0, count, _CHUNK):
         logits = call.scale * query[:, start : start + _CHUNK] @ key.transpose(-1, -2)
+        if (bias := call.bias_of(slice(start, start + _CHUNK))) is not None:
+            logits = logits + bias[0]
         if call.mask is not None:
             logits = logits.masked_fill(~call.mask[0], float("-inf"))
         if call.causal:

@@ -317,5 +317,8 @@ def _rows(call: AttentionCall) -> Iterator[tuple[Tensor, Tensor]]:
                 visible &= call.mask[0, index, None]
         if call.causal:
             visible &= torch.arange(total, device=device) <= index[:, None] + total - count
-        logits = (call.scale * query[:, index] @ key.transpose(-1, -2)).masked_fill(~visible, float("-inf"))
+        logits = call.scale * query[:, index] @ key.transpose(-1, -2)
+        if (bias := call.bias_of(slice(start, start + _CHUNK))) is not None:
+            logits = logits + bias[0]
+        logits = logits.masked_fill(~visible, float("-inf"))
         yield visible, logits.softmax(-1).nan_to_num()  # a query that sees no key attends to nothing

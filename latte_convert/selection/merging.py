@@ -81,8 +81,8 @@ def _tried(host: Host, blocks: Sequence[str], sites: Sequence[AttentionSite], in
         if len(calls) != 1:
             return f"{name} runs {len(calls)} times in a pass"
         call = calls[0]
-        if call.mask is not None or call.causal or not call.layout.aligned:
-            return f"{name} has a mask, or attends to other tokens than its own"
+        if call.mask is not None or call.bias is not None or call.causal or not call.layout.aligned:
+            return f"{name} has a mask or a bias, or attends to other tokens than its own"
         if call.obstacle is not None:
             return f"{name}: {call.obstacle}"
     first = seen[names[0]][0]

@@ -223,6 +223,10 @@ def with_a_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return (q @ k.mT + bias).softmax(-1) @ v
 
 
+def with_a_fused_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
 def with_a_cap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (5 * torch.tanh(q @ k.mT / 5)).softmax(-1) @ v
 
@@ -295,18 +299,22 @@ def _maxvit() -> nn.Module:
 
 
 def _form(
-    attend: Callable[..., Tensor], heads: tuple[int, int] = (4, 8), kept: str | None = None, **tensors: Tensor
+    attend: Callable[..., Tensor],
+    heads: tuple[int, int] = (4, 8),
+    kept: str | None = None,
+    settings: dict[str, Any] | None = None,
+    **tensors: Tensor,
 ) -> Row:
     return Row(
         lambda: Forms(attend, **tensors), _images("x", 12, 32),
         {f"layers.{i}": f"layers.{i}.out" if heads[0] > 1 and not kept else None for i in range(2)},
-        heads=heads, kept=kept,
+        heads=heads, kept=kept, settings=settings or {},
     )  # fmt: skip
 
 
 _GPT = {f"h.{i}.attn": f"h.{i}.attn.c_proj" for i in range(2)}
 _FRAMES = {f"{kind}_blocks.{i}.attn": f"{kind}_blocks.{i}.attn.proj" for kind in ("frame", "global") for i in range(2)}
-_GRID = "layers.MaxVitLayer_0.layers"
+NEAR_FAR = {"kernel": "near_far", "options": {"window": 1, "halo": 0, "clusters": 2}}
 
 MODELS: dict[str, Row] = {
     "torchvision vit": Row(
@@ -332,17 +340,20 @@ MODELS: dict[str, Row] = {
     "folded heads": _form(with_folded_heads, (1, 8)),
     "multi-query": _form(multi_query),
     "cosine with a temperature": _form(with_a_temperature, temperature=torch.linspace(0, 1, 4)[:, None, None]),
+    "grouped queries": _form(grouped),
+    "relative-position bias": _form(with_a_bias, settings=NEAR_FAR, bias=torch.linspace(-4, 4, 576).reshape(4, 12, 12)),
+    "relative-position bias, fused": _form(
+        with_a_fused_bias, settings=NEAR_FAR, bias=torch.linspace(-4, 4, 144).reshape(12, 12)
+    ),
 }  # fmt: skip
 """What is converted."""
 KEPT: dict[str, Row] = {
     "torchvision maxvit": Row(
         _maxvit, _images("x", 3, 64, 64), {}, kept="attention inside blocks of tokens", heads=(2, 8)
     ),
-    "relative-position bias": _form(with_a_bias, kept="carries a bias", bias=torch.randn(4, 12, 12)),
     "soft cap": _form(with_a_cap, kept="'tanh' on its attention logits"),
     "talking heads": _form(with_talking_heads, kept="'einsum' on its attention logits", mix=torch.eye(4) + 0.1),
     "dropout in eval mode": _form(with_dropout, kept="attention dropout of 0.1 in eval mode"),
-    "grouped queries": _form(grouped, kept="grouped-query attention"),
     "blocks": _form(in_blocks, kept="attention inside blocks of tokens"),
     "changed in place": _form(changed_in_place, kept="its queries or keys are changed in place"),
 }

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from helpers import ADAPTER, Exact, assert_same, eligible, latte_kernels
+from helpers import ADAPTER, Exact, eligible, exact_handlers, latte_kernels
 from tiny_models import BY_NAME, build
-from tiny_parts import text
+from tiny_parts import text, wav2vec2_inputs
 from torch import Tensor, nn
 
 from latte_convert.adapters.convert import apply
@@ -17,6 +17,7 @@ from latte_convert.adapters.hf import latte_attention_forward
 from latte_convert.adapters.host import Host
 from latte_convert.attention import AttentionCall
 from latte_convert.errors import CheckpointError
+from latte_convert.kernels.near_far.kernel import NearFarKernel
 
 SITE = "encoder.layer.0.attention.self"
 
@@ -62,26 +63,72 @@ def test_local_attention_is_an_obstacle_when_routed_all_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "site", "cause"),
+    ("name", "site", "samples", "padded"),
     [
-        ("t5", "encoder.block.1.layer.0.SelfAttention", "position_bias"),
-        ("beit", "layers.0.attention", "carries a bias"),
-        ("swin", "encoder.layers.0.blocks.0.attention", "carries a bias"),
+        ("t5", "encoder.block.1.layer.0.SelfAttention", 1, True),
+        ("beit", "layers.0.attention", 1, False),
+        ("sam", "vision_encoder.layers.1.attn", 2, False),
+        ("wavlm", "encoder.layers.1.attention", 2, False),
+        ("swin", "encoder.layers.0.blocks.0.attention", 1, False),
     ],
 )
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_a_bias_is_an_obstacle_in_the_call_too(name: str, site: str, cause: str, attention: str) -> None:
-    model, inputs = build(name, attention), BY_NAME[name].inputs()
-    if name != "t5":  # initialised to zero, which is no bias
-        for module in model.modules():
-            if hasattr(module, "relative_position_bias_table"):
-                nn.init.normal_(module.relative_position_bias_table)
+def test_a_bias_comes_with_the_call(name: str, site: str, samples: int, padded: bool, attention: str) -> None:
+    (call,) = _calls(build(name, attention), site, BY_NAME[name].inputs())
+    assert call.obstacle is None
+    assert call.bias is not None
+    assert call.bias.shape == (samples, *call.query.shape[1:3], call.key.shape[2])
+    assert (call.mask is not None) is padded
+    torch.testing.assert_close(Exact()(call), call.exact(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask:UserWarning")  # the model's own masks
+def test_wavlm_has_padding_beside_its_bias() -> None:
+    model, inputs = build("wavlm"), wav2vec2_inputs()
+    calls = _calls(model, "encoder.layers.0.attention", inputs)
+    assert [call.mask is not None and call.mask.sum(1).tolist() for call in calls] == [[19, 12]]
     with torch.no_grad():
-        expected = model(**inputs)
-        calls: list[AttentionCall] = []
-        with Host(model, ADAPTER).watch({site: calls.append}):
-            assert_same(model(**inputs), expected, tolerance=0)  # left to the original
-    assert cause in (calls[0].obstacle or "")
+        expected = model(**inputs).last_hidden_state
+        with Host(model, ADAPTER).watch(exact_handlers(eligible(model))):
+            actual = model(**inputs).last_hidden_state
+            weights = model(**inputs, output_attentions=True).attentions
+        original = model(**inputs, output_attentions=True).attentions
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    for one, other in zip(weights, original, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_bias_that_hides_padding_too_is_divided() -> None:
+    model = build("beit")
+    bias = torch.randn(1, 4, 65, 65)
+    hidden = torch.zeros(2, 1, 1, 65)
+    hidden[1, ..., 50:] = torch.finfo(torch.float32).min
+    calls: list[AttentionCall] = []
+    tokens = torch.randn(2, 4, 65, 8)
+    with Host(model, ADAPTER).watch({"layers.0.attention": calls.append}):
+        latte_attention_forward(model.get_submodule("layers.0.attention"), tokens, tokens, tokens, bias + hidden)
+    assert calls[0].mask is not None
+    assert calls[0].mask.sum(1).tolist() == [65, 50]
+    torch.testing.assert_close(Exact()(calls[0]), calls[0].exact(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["beit", "sam", "t5_encoder"])
+def test_a_biased_hybrid_compiled_computes_what_it_does_eagerly(name: str) -> None:
+    model, inputs = build(name), BY_NAME[name].inputs()
+    inputs.pop("attention_mask", None)
+    kernels = {
+        site.name: NearFarKernel(site.heads, site.head_dim, window=2, halo=1, clusters=4)
+        for site in Host.of(model).sites() if site.eligible
+    }  # fmt: skip
+    with torch.no_grad():
+        exact = model(**inputs).last_hidden_state
+        apply(model, ADAPTER, kernels)
+        expected = model(**inputs).last_hidden_state
+        assert float((expected - exact).abs().max()) > 1e-3
+        torch.compiler.reset()
+        actual = torch.compile(model, backend="aot_eager")(**inputs).last_hidden_state
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_packed_sequences_are_an_obstacle() -> None:

@@ -11,14 +11,14 @@ import pytest
 import torch
 import transformers as hf
 from helpers import ADAPTER, Exact, assert_same, eligible, exact_handlers
-from tiny_models import BY_NAME, FAMILIES, build
+from tiny_models import BIASED, BY_NAME, FAMILIES, build
 from tiny_parts import pixels, text, whisper_config
 from torch import Tensor, nn
 
 from latte_convert.adapters.host import Host
 from latte_convert.attention import AttentionCall
 
-NAMES = [family.name for family in FAMILIES]
+NAMES = [family.name for family in (*FAMILIES, *BIASED)]
 
 
 def _valid(inputs: dict[str, Tensor]) -> Tensor | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as hf
-from tiny_models import FAMILIES, NOT_CONVERTIBLE, Family, build
+from tiny_models import BIASED, FAMILIES, NOT_CONVERTIBLE, Family, build
 from torch import Tensor, nn
 
 from latte_convert.adapters.find import find_adapter
@@ -21,7 +21,7 @@ def _ids(family: Family) -> str:
     return family.name
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *NOT_CONVERTIBLE], ids=_ids)
+@pytest.mark.parametrize("family", [*FAMILIES, *BIASED, *NOT_CONVERTIBLE], ids=_ids)
 def test_sites_are_the_ones_of_the_configuration(family: Family) -> None:
     found = {
         site.name: (site.tower, site.kind, site.causal, site.heads, site.head_dim, site.eligible)
@@ -35,7 +35,7 @@ def test_sites_are_the_ones_of_the_configuration(family: Family) -> None:
     assert found == expected
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *NOT_CONVERTIBLE], ids=_ids)
+@pytest.mark.parametrize("family", [*FAMILIES, *BIASED, *NOT_CONVERTIBLE], ids=_ids)
 def test_a_site_that_cannot_be_converted_says_why(family: Family) -> None:
     reasons = {site.name: site.reason for site in Host.of(build(family.name)).sites()}
     for sites in family.sites:
@@ -46,7 +46,7 @@ def test_a_site_that_cannot_be_converted_says_why(family: Family) -> None:
                 assert sites.reason in (reasons[name] or ""), name
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=_ids)
+@pytest.mark.parametrize("family", [*FAMILIES, *BIASED], ids=_ids)
 def test_output_projection_reads_what_attention_puts_out(family: Family) -> None:
     """Found by name, and proved by its input: the flattened output of the attention call."""
     model = build(family.name)
@@ -74,10 +74,10 @@ def _assert_reads_attention(model: nn.Module, name: str, projection: nn.Module, 
     finally:
         hook.remove()
     assert len(outputs) == len(seen) == 1
-    torch.testing.assert_close(seen[0], outputs[0].transpose(1, 2).flatten(2), rtol=0, atol=0)
+    torch.testing.assert_close(seen[0].flatten(1, -2), outputs[0].transpose(1, 2).flatten(2), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=_ids)
+@pytest.mark.parametrize("family", [*FAMILIES, *BIASED], ids=_ids)
 def test_heads_and_head_dim_are_those_of_the_calls(family: Family) -> None:
     model = build(family.name)
     sites = {site.name: site for site in Host.of(model).sites() if site.eligible}
@@ -92,6 +92,17 @@ def test_heads_and_head_dim_are_those_of_the_calls(family: Family) -> None:
     with Host(model, ADAPTER).watch({name: recorder(name) for name in sites}), torch.no_grad():
         model(**family.inputs())
     assert shapes == {name: (site.heads, site.head_dim) for name, site in sites.items()}
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *BIASED], ids=_ids)
+def test_what_is_biased_is_told_by_the_configuration_and_by_the_calls(family: Family) -> None:
+    model = build(family.name)
+    biases: list[bool] = []
+    sites = [site for site in Host.of(model).sites() if site.eligible]
+    notes = {site.name: lambda call: biases.append(call.bias is not None) for site in sites}
+    with Host(model, ADAPTER).watch(notes), torch.no_grad():
+        model(**family.inputs())
+    assert biases == [site.biased for site in sites] == [family in BIASED] * len(sites)
 
 
 def test_an_unwindowed_rf_detr_has_no_windowed_layer() -> None:

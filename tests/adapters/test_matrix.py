@@ -6,13 +6,14 @@ import pytest
 import torch
 from helpers import eligible, tensors
 from safetensors.torch import load_file
-from tiny_models import FAMILIES
+from tiny_models import BIASED, FAMILIES
 
 import latte_convert
 from latte_convert.checkpoints.resolve import resolve
 from latte_convert.recipe import Recipe
 
 pytestmark = pytest.mark.slow
+NEAR_FAR = {"kernel": "near_far", "options": {"window": 2, "halo": 0, "clusters": 4}}
 
 
 def different(batch: dict[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
@@ -27,15 +28,16 @@ def different(batch: dict[str, torch.Tensor], number: int) -> dict[str, torch.Te
 
 
 @pytest.mark.parametrize(
-    "family", [f for f in FAMILIES if any(s.reason is None for s in f.sites)], ids=lambda f: f.name
+    "family", [f for f in (*FAMILIES, *BIASED) if any(s.reason is None for s in f.sites)], ids=lambda f: f.name
 )
 def test_convert_save_reload_restore(family, tmp_path):
     model = family.build().eval()
     names = eligible(model)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     batch = family.inputs()
+    kernel = NEAR_FAR if family in BIASED else {"kernel": "latte"}
     result = latte_convert.convert(
-        model, [different(batch, i) for i in range(3)], recipe=Recipe(kernel="latte", ratio=0.67, samples=3)
+        model, [different(batch, i) for i in range(3)], recipe=Recipe(**kernel, ratio=0.67, samples=3)
     )
     assert len(result.report.converted) == round(0.67 * len(names))
     assert set(result.report.converted) <= set(names)

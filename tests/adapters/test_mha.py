@@ -133,12 +133,10 @@ def test_what_a_handler_is_told() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"attn_mask": torch.randn(5, 5)},
         {"attn_mask": TRIANGLE.T.contiguous() | TRIANGLE.roll(2, 1)},
-        {"key_padding_mask": torch.full((2, 5), -0.5)},
         {"is_causal": True},
     ],
-    ids=["bias", "pattern", "key bias", "hint without a mask"],
+    ids=["pattern", "hint without a mask"],
 )
 @torch.no_grad()
 def test_other_masks_are_obstacles(options: dict[str, Any]) -> None:
@@ -154,6 +152,28 @@ def test_other_masks_are_obstacles(options: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match=r"^attn: .*; exclude this site"):
         model(x, x, x, **options)
     applied.undo()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attn_mask": torch.randn(5, 5)},
+        {"attn_mask": torch.randn(8, 5, 5), "key_padding_mask": torch.zeros(2, 5).masked_fill(PADDED, float("-inf"))},
+        {"key_padding_mask": torch.full((2, 5), -0.5)},
+    ],
+)
+@torch.no_grad()
+def test_a_bias_comes_with_the_call(options: dict[str, Any]) -> None:
+    model = Holder(batch_first=True).eval()
+    x, handler = torch.randn(2, 5, 16), exact_handlers(["attn"])["attn"]
+    expected, _ = model(x, x, x, **options)
+    with Host(model, ADAPTER).watch({"attn": handler}):
+        torch.testing.assert_close(model(x, x, x, **options)[0], expected, rtol=1e-5, atol=1e-5)
+    with (
+        apply(model, ADAPTER, latte_kernels(model)),
+        pytest.raises(CheckpointError, match=r"^attn: .* no form for a bias"),
+    ):
+        model(x, x, x, **options)
 
 
 @torch.no_grad()

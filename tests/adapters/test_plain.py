@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_same, exact_handlers, tensors
-from plain_models import KEPT, MODELS, Attention, Forms, Geometry, Twice, build, by_einsum
+from plain_models import KEPT, MODELS, Attention, Forms, Geometry, Twice, build, by_einsum, heads_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -19,6 +19,7 @@ import latte_convert
 from latte_convert.adapters.find import find_adapter
 from latte_convert.adapters.host import Host
 from latte_convert.adapters.plain import plain_adapter
+from latte_convert.attention import AttentionCall, TokenLayout
 from latte_convert.data.feed import Inputs
 from latte_convert.errors import CheckpointError, RecipeError
 from latte_convert.recipe import Recipe
@@ -68,7 +69,8 @@ def test_exact_kernel_gives_the_original(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_sites_are_what_the_calls_show(name: str) -> None:
     row, model = MODELS[name], build(name)
-    task = open_task(model, [one(row.inputs(), i) for i in range(3)], Recipe(kernel="latte", **row.settings))
+    recipe = Recipe(**{"kernel": "latte", **row.settings})
+    task = open_task(model, [one(row.inputs(), i) for i in range(3)], recipe)
     assert {site.name for site in task.sites} == set(row.sites)
     assert all(site.eligible and site.causal is row.causal for site in task.sites)
     first = task.sites[0]
@@ -325,6 +327,26 @@ def test_two_models_that_share_a_module() -> None:
     convert(one_model, inputs)
     with pytest.raises(CheckpointError, match="this Sequential is converted already: give the original"):
         convert(other, inputs)
+
+
+@pytest.mark.parametrize("given", [{}, {"grid": "3x4x4", "prefix": 1}])
+def test_frames_one_after_another_are_a_grid_of_three_dimensions(given: dict[str, Any]) -> None:
+    """VGGT's global attention: the camera tokens of all frames stand before the patches, and near_far has windows."""
+    model, inputs = build("VGGT's frame and global attention"), MODELS["VGGT's frame and global attention"].inputs()
+    options = {"window": 2, "halo": 1, "clusters": 4}
+    result = convert(model, inputs, kernel="near_far", options=options, include=("global_blocks.*",), **given)
+    layouts = {site.name: site.layout for site in result.report.sites if site.converted}
+    assert layouts == {f"global_blocks.{i}.attn": "3 x 4 x 4 + 3 prefix" for i in range(2)}
+    attn: Any = model.get_submodule("global_blocks.1.attn")
+    x, order = torch.randn(1, 51, 32), torch.tensor([0, 17, 34, *(i for i in range(51) if i % 17)])
+    with torch.no_grad():
+        model(images=inputs["images"][:1])  # three frames of a sample: what x is then taken for
+        q, k, v = heads_of(attn.qkv, x, 4).unbind(0)
+        tokens = [each[:, :, order] for each in (attn.q_norm(q), attn.k_norm(k), v)]
+        expected = attn.latte(AttentionCall(*tokens, scale=8**-0.5, layout=TokenLayout(3, (3, 4, 4))))
+        expected = attn.proj(expected[:, :, order.argsort()].transpose(1, 2).flatten(2))
+        torch.testing.assert_close(attn(x), expected, rtol=1e-5, atol=1e-5)
+        assert not attn.latte.is_softmax(AttentionCall(*tokens, 1.0, layout=TokenLayout(3, (3, 4, 4))).shape)
 
 
 def test_frames_of_another_number_and_size() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional_of_torch
+from helpers import Exact
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention
@@ -154,7 +155,7 @@ def test_arguments_reach_the_handler() -> None:
 @pytest.mark.parametrize(
     ("shapes", "kwargs", "obstacle"),
     [
-        ([(1, 4, 5, 8), (1, 2, 5, 8), (1, 2, 5, 8)], {"enable_gqa": True}, "grouped-query attention"),
+        ([(1, 4, 5, 8), (1, 2, 5, 8), (1, 2, 5, 8)], {"enable_gqa": True, "is_causal": True}, "causal grouped-query"),
         ([(1, 2, 3, 5, 8)] * 3, {}, "attention inside blocks of tokens"),
         ([(1, 2, 5, 8)] * 3, {"attn_mask": torch.randn(5, 5)}, "carries a bias"),
         ([(1, 2, 5, 8)] * 3, {"attn_mask": torch.eye(5, dtype=torch.bool)}, "is not key padding"),
@@ -167,6 +168,25 @@ def test_obstacles(shapes: list[tuple[int, ...]], kwargs: dict[str, Any], obstac
     route(module, seen.append, stand_in)
     assert torch.equal(module(*tensors, **kwargs), scaled_dot_product_attention(*tensors, **kwargs))
     assert obstacle in str(seen[0].obstacle)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_heads_that_share_keys_get_them_each(heads: int) -> None:
+    query, (key, value) = torch.randn(2, 4, 5, 8), torch.randn(2, 2, heads, 7, 8)
+    module, seen = Plain(), list[AttentionCall]()
+    route(module, seen.append, stand_in)
+    expected = module(query, key, value, enable_gqa=True)
+    assert seen[0].obstacle is None
+    torch.testing.assert_close(Exact()(seen[0]), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_bias_that_is_expected_comes_with_the_call() -> None:
+    tokens, bias = torch.randn(3, 2, 2, 5, 8), torch.randn(2, 5, 5)
+    module, seen = Plain(), list[AttentionCall]()
+    route(module, seen.append, stand_in, biased=True)
+    expected = module(*tokens, attn_mask=bias)
+    assert torch.equal(seen[0].bias, bias[None])
+    torch.testing.assert_close(Exact()(seen[0]), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_causal_site_reads_its_triangle_as_causality() -> None:

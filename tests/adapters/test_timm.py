@@ -12,18 +12,26 @@ import timm
 import torch
 from helpers import exact_handlers, latte_kernels
 from timm.layers import Attention
-from timm_models import MODELS, PATCHED, SMALL, build, create, gated, images, sharp
+from timm_models import MODELS, PATCHED, build, create, gated, images, sharp
 from torch import Tensor, nn
 
 from latte_convert.adapters.convert import apply
 from latte_convert.adapters.find import find_adapter
 from latte_convert.adapters.host import Host
 from latte_convert.adapters.timm import TimmAdapter
-from latte_convert.attention import AttentionCall
+from latte_convert.attention import AttentionCall, TokenLayout
 from latte_convert.errors import CheckpointError
+from latte_convert.kernels.near_far.kernel import NearFarKernel
 
 ADAPTER = TimmAdapter()
 CONVERTED_FULLY = [name for name in MODELS if name != "hiera"]  # its first stages are windowed
+
+_BIASED = {"depth": 2, "embed_dim": 48, "num_heads": 3, "img_size": 64, "num_classes": 5, "patch_size": 8}
+# Architecture, keyword arguments, how its tokens lie.
+BIASED: dict[str, tuple[str, dict[str, Any], TokenLayout]] = {
+    "beit": ("beit_base_patch16_224", _BIASED, TokenLayout(1, (8, 8))),
+    "relpos": ("vit_relpos_small_patch16_224", _BIASED, TokenLayout(0, (8, 8))),
+}  # fmt: skip
 
 
 def eligible(model: nn.Module) -> list[str]:
@@ -175,14 +183,10 @@ def test_a_batch_is_its_images_one_by_one() -> None:
     [
         ("swin_tiny_patch4_window7_224", {}, {"windowed attention"}),
         ("swinv2_tiny_window8_256", {}, {"windowed attention"}),
-        ("beit_base_patch16_224", SMALL | {"patch_size": 14}, {"relative-position bias"}),
-        ("vit_relpos_small_patch16_224", PATCHED, {"relative-position bias"}),
-        ("samvit_base_patch16", {}, {"relative-position bias"}),
         ("xcit_nano_12_p16_224", {}, {"attention over channels", "attention pooling"}),
         ("cait_xxs24_224", {}, {"computes attention itself", "attention pooling"}),
         ("nest_tiny", {}, {"windowed attention"}),
         ("vit_dlittle_patch16_reg1_gap_256", {}, {"combines 2 attention maps"}),
-        ("mobilenetv4_hybrid_medium", {}, {"grouped-query attention"}),
         ("resnet50_clip", {}, {"attention pooling"}),
         ("convit_tiny", {}, {"computes attention itself"}),
     ],
@@ -204,14 +208,45 @@ def test_pooling_stays_exact_beside_sites_that_convert() -> None:
     }  # fmt: skip
 
 
-def test_grouped_queries_are_refused() -> None:
+def test_grouped_queries_are_served() -> None:
     from timm.layers import AttentionRope
 
     model: Any = create("vit_tiny_patch16_224", **PATCHED)
     model.blocks[0].attn = AttentionRope(48, 4, qkv_fused=False, num_kv_heads=2)
-    sites = {site.name: site for site in Host.of(model).sites()}
-    assert sites["blocks.0.attn"].reason == "grouped-query attention"
-    assert sites["blocks.1.attn"].eligible
+    sharp(model)
+    x = images(model)
+    with torch.no_grad():
+        expected = model(x)
+        with Host(model, ADAPTER).watch(exact_handlers(["blocks.0.attn", "blocks.1.attn"])):
+            torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", BIASED)
+def test_a_bias_of_relative_positions_comes_with_the_call(name: str, fused: bool) -> None:
+    architecture, arguments, layout = BIASED[name]
+    model = sharp(create(architecture, fused=fused, **arguments))
+    for parameter_name, parameter in model.named_parameters():
+        if "rel_pos" in parameter_name or "relative_position" in parameter_name:
+            nn.init.normal_(parameter)
+    x, seen = torch.randn(2, 3, 64, 64), list[AttentionCall]()
+    sites = Host.of(model).sites()
+    assert all(site.biased and site.eligible for site in sites)
+
+    def attend(call: AttentionCall) -> Tensor:
+        seen.append(call)
+        return exact(call)
+
+    exact = exact_handlers(["one"])["one"]
+    kernels = {site.name: NearFarKernel(site.heads, site.head_dim, window=2, halo=0, clusters=4) for site in sites}
+    with torch.no_grad():
+        expected = model(x)
+        with Host(model, ADAPTER).watch({site.name: attend for site in sites}):
+            torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+        with apply(model, ADAPTER, kernels):
+            assert not torch.allclose(model(x), expected, atol=1e-3)
+    assert [call.bias is not None for call in seen] == [True] * len(sites)
+    assert seen[0].layout == layout
 
 
 def test_output_projection() -> None:

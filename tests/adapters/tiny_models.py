@@ -172,6 +172,12 @@ FAMILIES: tuple[Family, ...] = (
         parts.wav2vec2_inputs,
         (Sites("encoder.layers.*.attention", 2, "audio", 4, 8, projection="out_proj"),),
     ),
+    Family(  # two of its heads share their keys
+        "eurobert",
+        lambda: hf.EuroBertModel(hf.EuroBertConfig(**parts.GQA)),
+        parts.text,
+        (Sites("layers.*.self_attn", 2, "text", 4, 8, projection="o_proj"),),
+    ),
     Family(
         "llama",
         lambda: hf.LlamaModel(hf.LlamaConfig(**parts.TEXT, bos_token_id=2, eos_token_id=3)),
@@ -261,56 +267,77 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
-NOT_CONVERTIBLE: tuple[Family, ...] = (
+def _biased(model: nn.Module) -> nn.Module:
+    """A model whose tables of relative positions are not zero, as they are at first."""
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("relative_position_bias_table", "rel_pos_h", "rel_pos_w", "relative_attention_bias.weight")):
+            nn.init.normal_(parameter)
+    return model
+
+
+_WIDE = {**parts.VIT, "image_size": 64, "initializer_range": 0.1}
+
+BIASED: tuple[Family, ...] = (
     Family(
         "t5",
-        lambda: hf.T5Model(hf.T5Config(**parts.T5)),
-        parts.seq2seq,
+        lambda: _biased(hf.T5Model(hf.T5Config(**parts.T5))),
+        lambda: {**parts.seq2seq(), **parts.text((50, 37))},
         (
-            Sites("encoder.block.*.layer.0.SelfAttention", 2, "encoder", 4, 8, reason="relative-position bias"),
+            Sites("encoder.block.*.layer.0.SelfAttention", 2, "encoder", 4, 8, projection="o"),
             Sites(
-                "decoder.block.*.layer.0.SelfAttention",
-                2,
-                "decoder",
-                4,
-                8,
-                causal=True,
-                reason="relative-position bias",
+                "decoder.block.*.layer.0.SelfAttention", 2, "decoder", 4, 8, causal=True,
+                reason="relative-position bias on causal logits",
             ),
-            Sites(
-                "decoder.block.*.layer.1.EncDecAttention",
-                2,
-                "decoder",
-                4,
-                8,
-                kind="cross",
-                reason="relative-position bias",
-            ),
+            Sites("decoder.block.*.layer.1.EncDecAttention", 2, "decoder", 4, 8, kind="cross", projection="o"),
         ),
     ),
     Family(
-        "beit",
-        lambda: hf.BeitModel(hf.BeitConfig(**parts.VIT, use_relative_position_bias=True)),
-        parts.pixels,
-        (Sites("layers.*.attention", 2, "vision", 4, 8, reason="relative-position bias"),),
+        "t5_encoder",
+        lambda: _biased(hf.T5EncoderModel(hf.T5Config(**parts.T5))),
+        lambda: parts.text((50, 37)),
+        (Sites("encoder.block.*.layer.0.SelfAttention", 2, "text", 4, 8, projection="o"),),
     ),
+    Family(
+        "beit",
+        lambda: _biased(hf.BeitModel(hf.BeitConfig(**_WIDE, use_relative_position_bias=True))),
+        lambda: parts.pixels(2, 64, 64),
+        (Sites("layers.*.attention", 2, "vision", 4, 8, projection="o_proj"),),
+    ),
+    Family(
+        "data2vec_vision",
+        lambda: _biased(hf.Data2VecVisionModel(hf.Data2VecVisionConfig(**_WIDE, use_relative_position_bias=True))),
+        lambda: parts.pixels(2, 64, 64),
+        (Sites("encoder.layer.*.attention.attention", 2, "vision", 4, 8, projection="../output.dense"),),
+    ),
+    Family(
+        "sam",
+        lambda: _biased(hf.SamVisionModel(hf.SamVisionConfig(
+            **_WIDE, mlp_dim=48, output_channels=8, window_size=2, global_attn_indexes=[1], num_pos_feats=4
+        ))),
+        lambda: parts.pixels(2, 64, 64),
+        (
+            Sites("vision_encoder.layers.0.attn", 1, "vision", 4, 8, reason="windowed"),
+            Sites("vision_encoder.layers.1.attn", 1, "vision", 4, 8, projection="proj"),
+        ),
+    ),
+    Family(
+        "wavlm",
+        lambda: _biased(hf.WavLMModel(hf.WavLMConfig(**parts.SPEECH, num_buckets=16, max_bucket_distance=20))),
+        lambda: {"input_values": parts.wav2vec2_inputs()["input_values"]},  # its own mask makes PyTorch warn
+        (Sites("encoder.layers.*.attention", 2, "audio", 4, 8, projection="out_proj"),),
+    ),
+)  # fmt: skip
+"""Those with a bias of relative positions on their logits."""
+
+NOT_CONVERTIBLE: tuple[Family, ...] = (
     Family(
         "swin",
         lambda: hf.SwinModel(
             hf.SwinConfig(image_size=32, patch_size=4, embed_dim=16, depths=[2], num_heads=[2], window_size=4)
         ),
         parts.pixels,
-        (Sites("encoder.layers.0.blocks.*.attention", 2, "vision", 2, 8, reason="relative-position bias"),),
-    ),
-    Family(
-        "sam",  # layer 0 is windowed besides
-        lambda: hf.SamVisionModel(
-            hf.SamVisionConfig(
-                **parts.VIT, mlp_dim=48, output_channels=8, window_size=2, global_attn_indexes=[1], num_pos_feats=4
-            )
-        ),
-        parts.pixels,
-        (Sites("vision_encoder.layers.*.attn", 2, "vision", 4, 8, reason="relative-position bias"),),
+        (Sites("encoder.layers.0.blocks.*.attention", 2, "vision", 2, 8, reason="windowed"),),
     ),
     Family(
         "llama_gqa",
@@ -337,7 +364,7 @@ NOT_CONVERTIBLE: tuple[Family, ...] = (
     ),
 )
 
-BY_NAME = {family.name: family for family in (*FAMILIES, *NOT_CONVERTIBLE)}
+BY_NAME = {family.name: family for family in (*FAMILIES, *BIASED, *NOT_CONVERTIBLE)}
 
 
 def build(name: str, attention: str = "sdpa") -> nn.Module:

@@ -154,20 +154,21 @@ def whisper_inputs() -> Inputs:
     }
 
 
+SPEECH = {
+    **LAYERS,
+    "vocab_size": 32,
+    "conv_dim": (16, 16),
+    "conv_stride": (5, 4),
+    "conv_kernel": (10, 4),
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 2,
+    "feat_extract_norm": "layer",
+}
+
+
 def wav2vec2() -> nn.Module:
-    return hf.Wav2Vec2Model(
-        hf.Wav2Vec2Config(
-            **LAYERS,
-            vocab_size=32,
-            conv_dim=(16, 16),
-            conv_stride=(5, 4),
-            conv_kernel=(10, 4),
-            num_feat_extract_layers=2,
-            num_conv_pos_embeddings=16,
-            num_conv_pos_embedding_groups=2,
-            feat_extract_norm="layer",
-        )
-    )
+    return hf.Wav2Vec2Model(hf.Wav2Vec2Config(**SPEECH))
 
 
 def wav2vec2_inputs() -> Inputs:

@@ -136,8 +136,26 @@ def test_a_factory_is_called_only_with_consent(model: Any, scorer: Any, tmp_path
         assert torch.equal(loaded(x), result.model(x))
     assert latte("verify", out, "--allow-import")[0] == 0
     assert latte("inspect", out)[0] == 0
-    code, _, err = latte("eval", out, "--task", "fidelity", "--data", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        (("eval", "--task", "fidelity", "--data", "batches"), "run it on inputs of yours"),
+        (("bench",), "time it on inputs of yours"),
+        (("export", "--to", "onnx", "--out", "onnx"), "give it to torch.export or torch.onnx.export yourself"),
+    ],
+)
+def test_what_needs_inputs_of_a_library_says_so(
+    model: Any, tmp_path: Path, latte: Any, command: tuple[str, ...], instead: str
+) -> None:
+    out = convert(model, model_factory="scorer_of_mine:build").save(tmp_path / "hybrid")
+    code, _, err = latte(command[0], out, *command[1:])
     assert code == 3
+    assert "holds a Scorer that only your code builds and has inputs for: load it with latte_convert.load" in " ".join(
+        err.split()
+    )
+    assert instead in " ".join(err.split())
     assert "Traceback" not in err
 
 

@@ -51,19 +51,21 @@ def _worst(part: Part, form: Format, folder: Path, program: Any = None) -> float
 
 
 class _Site(nn.Module):
-    """A kernel on an image of 12 x 12 tokens behind one of a prefix."""
+    """A kernel on an image of 12 x 12 tokens behind one of a prefix, perhaps with a bias."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
         self.kernel = kernel
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Tensor]:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> dict[str, Tensor]:
         layout = TokenLayout(1, (12, 12))
-        return {"out": self.kernel(AttentionCall(query, key, value, 0.3, layout=layout))}
+        return {"out": self.kernel(AttentionCall(query, key, value, 0.3, layout=layout, bias=bias))}
 
 
-def _site(kernel: str, options: dict[str, Any]) -> Part:
+def _site(kernel: str, options: dict[str, Any], *, biased: bool = False) -> Part:
     example = {name: 2 * torch.randn(1, 2, 145, 12) for name in ("query", "key", "value")}
+    if biased:
+        example["bias"] = 3 * torch.randn(1, 2, 145, 145)
     model = _Site(_away(get_kernel(kernel)(2, 12, **options)))
     return Part("", model, Sound(example), lambda module, tensors: module(**tensors))
 
@@ -83,6 +85,12 @@ FORMS = [("near_far", TorchExport()), *((case, form) for case in CASES for form 
 @pytest.mark.parametrize(("case", "form"), FORMS)
 def test_every_kernel_at_every_batch_size(case: str, form: Format, tmp_path: Path) -> None:
     assert _worst(_site(*CASES[case]), form, tmp_path) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case, (name, _) in CASES.items() if get_kernel(name).takes_bias])
+def test_a_bias(case: str, tmp_path: Path) -> None:
+    assert _worst(_site(*CASES[case], biased=True), Onnx(), tmp_path) < 1e-4
 
 
 @pytest.mark.slow

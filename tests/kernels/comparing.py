@@ -54,14 +54,18 @@ def assert_grads_close(actual: Tensor, expected: Tensor, leaves: Sequence[Tensor
 
 
 class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operator returns."""
+    """Records the number of elements of the largest tensor that any operator returns, but for views of those given."""
 
     numel = 0
+
+    def __init__(self, *given: Tensor) -> None:
+        super().__init__()
+        self.given = {tensor.untyped_storage().data_ptr() for tensor in given}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in self.given:
                 # What is allocated: an expanded view has no elements of its own.
                 self.numel = max(self.numel, tensor.untyped_storage().nbytes() // tensor.element_size())
         return out

@@ -371,6 +371,42 @@ def test_merged_tokens_of_large_logits_are_finite(name: str, dtype: torch.dtype)
     assert out.isfinite().all()
 
 
+BIASED = [name for name in kernel_names() if get_kernel(name).takes_bias]
+
+
+def test_who_takes_a_bias() -> None:
+    assert {"exact", "near_far"} <= set(BIASED)
+    for name in set(kernel_names()) - set(BIASED):
+        with pytest.raises(UsageError, match=f"'{name}' has no form for a bias on the logits"):
+            attend(build(name), tokens(TOKENS), bias=torch.zeros(1, 1, TOKENS, TOKENS))
+    with pytest.raises(UsageError, match="bias is of shape"):
+        attend(build("exact"), tokens(TOKENS), bias=torch.zeros(TOKENS, TOKENS))
+
+
+@pytest.mark.parametrize("name", BIASED)
+@pytest.mark.parametrize("shape", [(2, HEADS, TOKENS, TOKENS), (1, HEADS, TOKENS, TOKENS), (2, 1, 1, TOKENS)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_bias_is_broadcast_and_of_each_sample(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    kernel, inputs = build(name, exact_prefix=True), [t.to(dtype) for t in tokens(TOKENS)]
+    bias = (3 * torch.randn(shape)).to(dtype)
+    for mask in (None, first_sample_masked(TOKENS)):
+        out = attend(kernel, inputs, mask=mask, bias=bias)
+        assert out.dtype is dtype
+        assert out.isfinite().all()
+        whole = bias.expand(2, HEADS, TOKENS, TOKENS)
+        for i in range(2):
+            own = None if mask is None else mask[i : i + 1]
+            alone = attend(kernel, [t[i : i + 1] for t in inputs], mask=own, bias=whole[i : i + 1])
+            torch.testing.assert_close(out[i : i + 1], alone, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_a_bias_of_zeros_is_none(name: str) -> None:
+    kernel, inputs = build(name), tokens(TOKENS)
+    out = attend(kernel, inputs, bias=torch.zeros(1, 1, TOKENS, TOKENS))
+    torch.testing.assert_close(out, attend(kernel, inputs), rtol=1e-5, atol=1e-5)
+
+
 # --- extras ---
 
 

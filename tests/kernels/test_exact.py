@@ -9,7 +9,24 @@ import torch
 from comparing import attend
 from reference import softmax_reference
 
+from latte_convert.attention import AttentionCall
 from latte_convert.kernels.exact import ExactKernel
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(6, 6), (4, 9)])
+def test_a_bias_is_added_to_the_logits(queries: int, keys: int, causal: bool, masked: bool) -> None:
+    query, key, value = torch.randn(2, 3, queries, 8), torch.randn(2, 3, keys, 8), torch.randn(2, 3, keys, 5)
+    bias = torch.randn(1, 3, queries, keys)
+    mask = torch.arange(keys).expand(2, -1) != 2 if masked else None
+    out = ExactKernel(3, 8, value_dim=5)(AttentionCall(query, key, value, 0.4, mask, causal, bias=bias))
+    logits = 0.4 * query @ key.mT + bias
+    if masked:
+        logits[..., 2] = float("-inf")
+    if causal:
+        logits = logits.masked_fill(~torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries), float("-inf"))
+    torch.testing.assert_close(out, logits.softmax(-1) @ value, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("masked", [False, True])

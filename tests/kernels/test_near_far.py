@@ -13,7 +13,7 @@ from reference.near_far import assign_reference, near_far_reference, region, vie
 from reference.softmax import softmax_reference
 from torch import Tensor
 
-from latte_convert.attention import CallShape, TokenLayout
+from latte_convert.attention import AttentionCall, CallShape, TokenLayout
 from latte_convert.errors import UsageError
 from latte_convert.kernels.near_far.clustering import cell_counts, grid_cells, sums_by
 from latte_convert.kernels.near_far.kernel import NearFarKernel, near_far_attention
@@ -103,6 +103,76 @@ def test_outputs_and_gradients_equal_the_reference(case: tuple[Any, ...], masked
     gradients = (torch.autograd.grad(out, inputs, upstream) for out in (actual, expected))
     for one, other in zip(*gradients, strict=True):
         assert_close(one, other, 1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("samples", "heads"), [(2, HEADS), (1, HEADS), (2, 1)])
+@pytest.mark.parametrize("case", CASES)
+def test_a_bias_is_as_the_reference_has_it(case: tuple[Any, ...], samples: int, heads: int, masked: bool) -> None:
+    prefix, grid, window, halo, clusters, steps, views = case
+    count = size_of(grid)
+    inputs = [t.requires_grad_() for t in tokens(count, prefix + count, value_dim=6)]
+    bias = torch.randn(samples, heads, count, prefix + count, dtype=torch.float64, requires_grad=True)
+    mask = some_mask(prefix + count) if masked else None
+    grid = None if isinstance(grid, int) else grid
+    call = {"scale": SCALE, "prefix": prefix, "grid": grid, "mask": mask}
+    far = {"clusters": clusters, "steps": steps, "views": views}
+    actual = near_far_attention(*inputs, window=window, halo=halo, **far, **call, bias=bias)
+    places = parts(*inputs[:2], **far, **call)
+    expected = near_far_reference(*inputs, **places, window=window, halo=halo, **call, bias=bias)
+    assert_close(actual, expected, 1e-9)
+    upstream = torch.randn_like(expected)
+    gradients = (torch.autograd.grad(out, [*inputs, bias], upstream) for out in (actual, expected))
+    for one, other in zip(*gradients, strict=True):
+        assert_close(one, other, 1e-8)
+    with torch.no_grad():
+        assert_close(near_far_attention(*inputs, window=window, halo=halo, **far, **call, bias=bias), actual, 1e-9)
+
+
+def test_a_bias_of_other_queries_and_of_a_prefix() -> None:
+    """Cross-attention, and the rows of exact prefix queries."""
+    inputs, bias = tokens(9, 37), torch.randn(2, HEADS, 9, 37, dtype=torch.float64)
+    call = {"scale": SCALE, "prefix": 1, "grid": (6, 6)}
+    far = {"clusters": 9, "steps": 1, "views": 2}
+    out = near_far_attention(*inputs, **far, **call, aligned=False, bias=bias)
+    places = parts(*inputs[:2], **far, **call, aligned=False)
+    assert_close(out, near_far_reference(*inputs, **places, window=0, **call, bias=bias), 1e-9)
+    inputs, bias = tokens(66, 66), 3 * torch.randn(1, HEADS, 66, 66, dtype=torch.float64)
+    layout = TokenLayout(prefix=2, grid=(8, 8))
+    out = kernel(window=2, halo=1, clusters=4)(AttentionCall(*inputs, SCALE, layout=layout, bias=bias))
+    assert_close(out[:, :, :2], softmax(*inputs, bias)[:, :, :2], 1e-9)
+
+
+@pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.parametrize("views", [1, 4])
+def test_keys_and_a_bias_that_are_equal_within_each_cluster_are_attended_to_exactly(window: int, views: int) -> None:
+    query, _, value = tokens(144, 144)
+    cells = grid_cells((12, 12), 16, value.device)
+    if window:  # what is left of a cluster beside a region has the value of the whole
+        value = value[:, :, :16][:, :, cells]
+    key = torch.randn(2, HEADS, 16, DIM, dtype=torch.float64)[:, :, cells]
+    bias = 3 * torch.randn(2, HEADS, 144, 16, dtype=torch.float64)[..., cells]
+    call = {"scale": SCALE, "grid": (12, 12), "window": window, "halo": 1, "clusters": 16, "views": views}
+    for steps in (0, 1):
+        out = near_far_attention(query, key, value, **call, steps=steps, bias=bias)
+        assert_close(out, softmax(query, key, value, bias), 1e-9)
+    assert float((near_far_attention(query, key, value, **call) - out).norm() / out.norm()) > 0.1
+
+
+def test_the_bias_of_padding_and_of_other_samples_does_not_matter() -> None:
+    inputs, bias = tokens(50, 50), torch.randn(2, HEADS, 50, 50, dtype=torch.float64)
+    mask = torch.ones(2, 50, dtype=torch.bool)
+    mask[0, 37:] = False
+    apply = kernel(window=2, halo=0, clusters=5)
+    out = apply(AttentionCall(*inputs, SCALE, mask, bias=bias))
+    short = [t[:1, :, :37] for t in inputs]
+    alone = apply(AttentionCall(*short, SCALE, bias=bias[:1, :, :37, :37]))
+    assert_close(out[:1, :, :37], alone, 1e-9)
+
+
+def softmax(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    return (SCALE * query @ key.mT + bias).softmax(-1) @ value
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -311,6 +381,15 @@ def test_no_tensor_is_larger_than_a_few_of_the_inputs(grid: tuple[int, int] | No
         near_far_attention(*inputs, scale=0.25, grid=grid, views=views)
     # Windows go in blocks: all their logits at once would be 144 + 128 to a query.
     assert 65536 * 16 <= largest.numel <= 65536 * 32
+
+
+@pytest.mark.parametrize("views", [1, 8])
+def test_of_a_bias_there_is_no_second_copy(views: int) -> None:
+    inputs = [torch.randn(1, 1, 4096, 16) for _ in range(3)]
+    bias = torch.randn(1, 1, 4096, 4096).mT  # in another order than rows are read
+    with torch.no_grad(), LargestTensor(bias) as largest:
+        near_far_attention(*inputs, scale=0.25, grid=(64, 64), views=views, bias=bias)
+    assert 0 < largest.numel <= 4096**2 / 6
 
 
 @pytest.mark.parametrize(

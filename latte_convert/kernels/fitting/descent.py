@@ -52,7 +52,11 @@ class DescentStage(Stage):
             rows = keys = keys.new_tensor(range(min(TOKENS, call.key.shape[2], call.query.shape[2])))
         parts = (call.query[:, :, rows], call.key[:, :, keys], call.value[:, :, keys])
         query, key, value = (part.detach().float().clone() for part in parts)
-        self._kept.append(AttentionCall(query, key, value, call.scale, causal=call.causal))
+        bias = call.bias
+        if bias is not None:
+            whole = bias.detach().float().expand(-1, -1, call.query.shape[2], call.key.shape[2])
+            bias = whole[:, :, rows][..., keys]
+        self._kept.append(AttentionCall(query, key, value, call.scale, causal=call.causal, bias=bias))
         return (torch.stack([query.abs().max(), key.abs().max(), value.abs().max()]),)
 
     def solve(self) -> None:

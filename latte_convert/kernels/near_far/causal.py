@@ -20,6 +20,7 @@ class NearPastKernel(NearFarKernel):
 
     name = "near_past"
     causal_form = True
+    takes_bias = False
 
     def attend(self, call: AttentionCall) -> Tensor:
         """``near_far_attention``, or softmax where that is no dearer, and for generation."""

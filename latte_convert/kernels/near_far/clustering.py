@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import sqrt
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -131,19 +132,42 @@ def cluster_means(tokens: Tensor, pull: Tensor, assign: Tensor, count: int) -> t
     members = assign[:, None].expand(-1, views, -1).reshape(heads * views, size)
     weight, top, mass = weigh(pull.flatten(0, 1), members, count)
     weight = (weight / mass.masked_fill(mass == 0, 1).gather(1, members)).reshape(heads, views, size)
-    order = assign.argsort(dim=1, stable=True)
-    head = torch.arange(heads, device=assign.device)
-    begins = torch.searchsorted(assign.gather(1, order), torch.arange(count, device=assign.device).repeat(heads, 1))
+    top, mass = (x.reshape(heads, views, count) for x in (top, mass))
+    return sums_of(tokens, weight, Members.of(assign, count)), top, mass
+
+
+class Members(NamedTuple):
+    """The tokens of ``c`` clusters, cluster by cluster.
+
+    Attributes:
+        order: ``(G, n)``, int64: the tokens of the first cluster, then those of the second, and so on.
+        begins: ``(G, c)``, int64: where each cluster begins in it.
+    """
+
+    order: Tensor
+    begins: Tensor
+
+    @classmethod
+    def of(cls, assign: Tensor, count: int) -> Members:
+        """Of the cluster that each token is in, ``(G, n)``."""
+        order = assign.argsort(dim=1, stable=True)
+        clusters = torch.arange(count, device=assign.device).repeat(len(assign), 1)
+        return cls(order, torch.searchsorted(assign.gather(1, order), clusters))
+
+
+def sums_of(tokens: Tensor, weight: Tensor, members: Members) -> Tensor:
+    """Sums of each cluster's tokens, ``(G, n, d)``, with ``V`` sets of weights, ``(G, V, n)``: ``(G, V, c, d)``."""
+    (heads, views, size), (order, begins) = weight.shape, members
+    head = torch.arange(heads, device=order.device)
     # Bags of rows that are next to each other in the order: sums in one pass, no product of rows and weights stored.
-    means = F.embedding_bag(
+    sums = F.embedding_bag(
         (order + size * head[:, None])[:, None].expand(-1, views, -1).flatten(),
         tokens.flatten(0, 1),
-        (begins[:, None] + size * torch.arange(heads * views, device=assign.device).reshape(heads, views, 1)).flatten(),
+        (begins[:, None] + size * torch.arange(heads * views, device=order.device).reshape(heads, views, 1)).flatten(),
         mode="sum",
         per_sample_weights=weight.gather(2, order[:, None].expand(-1, views, -1)).flatten(),
     )
-    top, mass = (x.reshape(heads, views, count) for x in (top, mass))
-    return means.reshape(heads, views, count, -1), top, mass
+    return sums.reshape(heads, views, begins.shape[1], -1)
 
 
 def sums_by(index: Tensor, values: Tensor, bins: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from latte_convert import compat
 from latte_convert.graphs import plain, recorded, sizes
+from latte_convert.kernels.near_far.bias import near_bias
 from latte_convert.kernels.near_far.clustering import block_size, sums_by, take
 from latte_convert.kernels.near_far.summary import Summary, lowest
 from latte_convert.kernels.near_far.windows import Tiling
@@ -48,6 +49,26 @@ class Far(NamedTuple):
     left: Tensor
 
 
+class Bias(NamedTuple):
+    """What is added to the logits of each query.
+
+    Attributes:
+        near: ``(G, n, n)``, a view of the model's own numbers, of the keys behind the prefix.
+        far: ``(G, Nq, c)``, of the far columns.
+    """
+
+    near: Tensor
+    far: Tensor
+
+    def of_windows(self, heads: slice, rows: range, tiling: Tiling, together: bool) -> Tensor:
+        """Of some heads and rows of windows, ``(windows, queries, columns)``; ``together`` with the far columns."""
+        near = near_bias(self.near[heads], tiling, rows).flatten(0, 1)
+        if not together:
+            return near.to(self.far.dtype)
+        far = tiling.windows(self.far[heads], rows).flatten(0, 2).flatten(1, 2)
+        return torch.cat([near.to(far.dtype), far], dim=-1)
+
+
 def far_columns(summary: Summary, key: Tensor, value: Tensor, seen: Tensor | None, tiling: Tiling | None) -> Far:
     """The columns that are not of a region; key, value, ``(G, p, ·)``, and ``seen`` are those of the prefix."""
     heads, views, _, _ = summary.key.shape
@@ -77,13 +98,18 @@ def _left(summary: Summary, tiling: Tiling) -> Tensor:
     return share.masked_fill(none, 1).log().masked_fill(none, lowest(share))
 
 
-def attend_far(summary: Summary, far: Far, tiling: Tiling | None, queries: int, scale: float) -> Attended:
-    """Attention of the summary's ``queries`` queries to the far columns, view by view."""
+def attend_far(
+    summary: Summary, far: Far, tiling: Tiling | None, queries: int, scale: float, bias: Tensor | None = None
+) -> Attended:
+    """Attention of the summary's ``queries`` queries to the far columns, view by view; ``bias`` is ``(G, Nq, c)``."""
     heads, views, size = sizes(summary.order)
     rows, key, value, level = (x.flatten(0, 1) for x in (summary.query, far.key, far.value, far.level[:, :, None]))
+    order = summary.order.clamp_max(queries - 1)
+    head = torch.arange(heads, device=rows.device)[:, None, None]
     if tiling is not None:
-        window = tiling.window_of(rows.device)[summary.order.clamp_max(queries - 1)]
-        window = (window + tiling.number * torch.arange(heads, device=rows.device)[:, None, None]).flatten(0, 1)
+        window = (tiling.window_of(rows.device)[order] + tiling.number * head).flatten(0, 1)
+    if bias is not None:
+        asked = (order + queries * head).flatten(0, 1)
     parts = []
     columns = plain(key.shape[1])
     step, most = (max(1, block_size(rows) // each) for each in (size * columns, columns))
@@ -94,6 +120,9 @@ def attend_far(summary: Summary, far: Far, tiling: Tiling | None, queries: int, 
             inside = window[some, strip]
             left = far.left.flatten(0, 1).index_select(0, inside.flatten())
             added = left.reshape(*inside.shape, columns).add_(added)
+        if bias is not None:
+            own = asked[some, strip]
+            added = added + bias.flatten(0, 1).index_select(0, own.flatten()).reshape(*own.shape, columns)
         found = _attend(rows[some, strip], key[some], value[some], added, scale)
         parts.append([x.flatten(0, 1) for x in found])
     whole = [torch.cat(x).reshape(heads, views * size, -1) for x in zip(*parts, strict=True)]
@@ -105,18 +134,31 @@ def attend_far(summary: Summary, far: Far, tiling: Tiling | None, queries: int, 
 
 
 def attend_together(
-    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, tiling: Tiling, scale: float, far: Far
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Tensor | None,
+    tiling: Tiling,
+    scale: float,
+    far: Far,
+    bias: Bias | None = None,
 ) -> Iterator[Tensor]:
     """Attention of each window to its region and to far columns in one view, under one softmax.
 
     Arguments are those of ``attend_near``. Yields ``(·, dv)``, which together are the ``G·n`` tokens in their order.
     """
-    for strip, logits, values in _windows(query, key, value, seen, tiling, scale, far):
+    for strip, logits, values in _windows(query, key, value, seen, tiling, scale, far, bias):
         yield tiling.merge(logits.softmax(-1) @ values, strip).flatten(0, 1)
 
 
 def attend_near(
-    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, tiling: Tiling, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Tensor | None,
+    tiling: Tiling,
+    scale: float,
+    bias: Bias | None = None,
 ) -> Attended:
     """Attention of each window to its region.
 
@@ -127,9 +169,10 @@ def attend_near(
         seen: bool ``(G, n)``, True where a key may be attended to; None if all may.
         tiling: The windows.
         scale: Factor on the logits.
+        bias: What is added to them, or None.
     """
     outs, totals = [], []
-    for strip, logits, values in _windows(query, key, value, seen, tiling, scale, None):
+    for strip, logits, values in _windows(query, key, value, seen, tiling, scale, None, bias):
         weights = logits.softmax(-1)
         outs.append(tiling.merge(weights @ values, strip).flatten(0, 1))
         totals.append(tiling.merge(log_total(logits, weights), strip).flatten(0, 1))
@@ -137,7 +180,14 @@ def attend_near(
 
 
 def _windows(
-    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, tiling: Tiling, scale: float, far: Far | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Tensor | None,
+    tiling: Tiling,
+    scale: float,
+    far: Far | None,
+    bias: Bias | None,
 ) -> Iterator[tuple[range, Tensor, Tensor]]:
     """Rows of windows, their logits ``(windows, queries, n)`` and values ``(windows, n, dv)``, a block at a time.
 
@@ -156,7 +206,10 @@ def _windows(
         else:
             keys, values = _columns(keys, far.key[some, 0]), _columns(values, far.value[some, 0])
             added = torch.cat([added, beside[some, strip.start : strip.stop]], dim=-1)
-        yield strip, torch.baddbmm(added.flatten(0, 2)[:, None], windows, keys.mT, alpha=scale), values
+        added = added.flatten(0, 2)[:, None]
+        if bias is not None:
+            added = added + bias.of_windows(some, strip, tiling, far is not None)
+        yield strip, torch.baddbmm(added, windows, keys.mT, alpha=scale), values
 
 
 def _columns(regions: Tensor, far: Tensor) -> Tensor:

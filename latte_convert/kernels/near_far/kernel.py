@@ -34,8 +34,12 @@ nearest mean and takes means anew, with weights ``w``. A difference of keys matt
 distance is ``sum_ch var(q_ch)·(k_ch - c_ch)²``, on the quarter of the channels where this varies most: a step then
 costs an eighth of what attending to the clusters costs, at hardly any loss.
 
+**A bias on the logits** (relative positions) is added key by key in the near field and in the prefix, and as the
+weighted mean of its members to a cluster; see ``bias``.
+
 **Cost.** With regions of ``r`` tokens and ``c`` clusters, ``N·(r + c·(1 + steps/8) + prefix + 1.5·views)``
-products of a query and a key: linear in N, as ``c`` is capped. Where softmax itself is no dearer, it is what runs.
+products of a query and a key: linear in N, as ``c`` is capped; a bias is N² numbers, which
+the model makes itself and of which each is added to a mean once. Where softmax itself is no dearer, it is what runs.
 
 **One softmax.** With one view the columns of a window, near and far, are copied side by side, a few windows at a time:
 one product and one softmax see them all. With more, the near field is attended to by window and the far field by view,
@@ -57,8 +61,9 @@ from latte_convert.errors import UsageError
 from latte_convert.graphs import exporting, plain, recorded, sizes
 from latte_convert.kernels.base import Extras, Kernel, check_whole
 from latte_convert.kernels.linear import no_autocast
+from latte_convert.kernels.near_far.bias import far_bias
 from latte_convert.kernels.near_far.clustering import BLOCK, cell_counts
-from latte_convert.kernels.near_far.fields import attend_far, attend_near, attend_together, far_columns, merge
+from latte_convert.kernels.near_far.fields import Bias, attend_far, attend_near, attend_together, far_columns, merge
 from latte_convert.kernels.near_far.past import Past, attend_past
 from latte_convert.kernels.near_far.summary import summarise, summary_products, view_size
 from latte_convert.kernels.near_far.whole import attend_whole
@@ -91,6 +96,7 @@ class NearFarKernel(Kernel):
     name = "near_far"
     causal_form = False
     mixes_queries = True
+    takes_bias = True
 
     def __init__(
         self,
@@ -146,6 +152,7 @@ class NearFarKernel(Kernel):
             steps=self.steps,
             views=self.views,
             mask=call.mask,
+            bias=call.bias,
         )
 
     def is_softmax(self, shape: CallShape) -> bool:
@@ -185,6 +192,7 @@ class NearFarKernel(Kernel):
             padded = tiling.number * tiling.window_tokens
             asked, pairs = (padded if self.views == 1 else asked), padded * tiling.region_tokens
         pairs += asked * (count + places.prefix)
+        products += shape.queries * places.tokens * shape.biased
         return 2 * shape.heads * (products + pairs * (shape.head_dim + shape.value_dim))
 
 
@@ -204,6 +212,7 @@ def near_far_attention(
     views: int = 1,
     mask: Tensor | None = None,
     causal: bool = False,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention with clusters in the place of distant keys; the module's docstring has the formulas.
 
@@ -224,6 +233,7 @@ def near_far_attention(
         mask: bool ``(B, Nk)``, True where a key may be attended to. The others count in no window, cluster or mean.
         causal: Query ``i`` sees the keys up to ``i``, see ``past``; there are as many queries as keys. All tokens are
             one sequence: neither prefix, grid, halo nor views matter.
+        bias: Added to the logits; broadcast to ``(B, H, Nq, Nk)``. A cluster has its mean over the members.
 
     Returns:
         ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key. Everything is float32 inside
@@ -231,9 +241,9 @@ def near_far_attention(
         members held fixed.
 
     Raises:
-        UsageError: ``mask`` is not a boolean key mask, or ``views`` is no power of two.
+        UsageError: ``mask`` is not a boolean key mask, ``bias`` does not fit, or ``views`` is no power of two.
     """
-    call = AttentionCall(query, key, value, scale, mask)
+    call = AttentionCall(query, key, value, scale, mask, bias=bias)
     if views < 1 or views & (views - 1):
         raise UsageError(f"views={views}: queries are divided into 1, 2, 4, 8 views and so on")
     places = Places.of(plain(query.shape[2]), plain(key.shape[2]), prefix, grid, aligned)
@@ -245,13 +255,14 @@ def near_far_attention(
     past = Past.of(window, clusters, steps) if causal else None
 
     def parts() -> Iterator[Tensor]:
-        for samples, heads in _blocks(key):
+        for samples, heads in _blocks(key, one_by_one=bias is not None):
             q, k, v = (tokens[samples, heads].to(wide).flatten(0, 1) for tokens in (query, key, value))
             seen = None if mask is None else mask[samples].repeat_interleave(len(q) // len(mask[samples]), dim=0)
             if past is not None:
                 yield attend_past(q, k, v, seen, scale, past).flatten(0, 1)
-            else:
-                yield from _attend_block(q, k, v, seen, places, tiling, scale, **settings)
+                continue
+            own = None if bias is None else bias.expand(*query.shape[:3], key.shape[2])[samples, heads][0]
+            yield from _attend_block(q, k, v, seen, own, places, tiling, scale, **settings)
 
     with no_autocast(query.device.type):
         if exporting():
@@ -260,7 +271,7 @@ def near_far_attention(
             if past is not None:
                 whole = attend_past(q, k, v, seen, scale, past)
             else:
-                whole = attend_whole(q, k, v, seen, places, tiling, scale, **settings)
+                whole = attend_whole(q, k, v, seen, bias, places, tiling, scale, heads=key.shape[1], **settings)
             out = whole.to(query.dtype)
         else:
             out = _stack(parts(), query.new_empty(query.shape[:3].numel(), value.shape[3]))
@@ -268,11 +279,11 @@ def near_far_attention(
     return out if mask is None else out.masked_fill(~mask.any(-1)[:, None, None, None], 0)
 
 
-def _blocks(key: Tensor) -> Iterator[tuple[slice, slice]]:
+def _blocks(key: Tensor, *, one_by_one: bool) -> Iterator[tuple[slice, slice]]:
     """Samples and heads to cluster in one go: on a CPU heads of one sample, about ``2·BLOCK`` numbers of theirs."""
     batch, heads, keys, head_dim = sizes(key)
     if key.device.type != "cpu" or torch.compiler.is_compiling():
-        yield slice(None), slice(None)
+        yield from ((slice(i, i + 1), slice(None)) for i in range(batch)) if one_by_one else [(slice(None),) * 2]
         return
     size = ceil(heads / max(1, round(heads * keys * head_dim / (2 * BLOCK))))
     for sample in range(batch):
@@ -285,21 +296,26 @@ def _attend_block(
     key: Tensor,
     value: Tensor,
     seen: Tensor | None,
+    bias: Tensor | None,
     places: Places,
     tiling: Tiling | None,
     scale: float,
     **settings: int,
 ) -> Iterable[Tensor]:
-    """``near_far_attention`` on ``(G, N, ·)``, heads of some samples, token by token; ``seen`` is bool ``(G, Nk)``."""
+    """``near_far_attention`` on ``(G, N, ·)``, heads of some samples, token by token.
+
+    ``seen`` is bool ``(G, Nk)``, and ``bias`` ``(G, Nq, Nk)``.
+    """
     first = places.prefix
     keys, values, inner = key[:, first:], value[:, first:], None if seen is None else seen[:, first:]
     summary = summarise(query, keys, values, places, scale=scale, seen=inner, **settings)
     alone = None if seen is None else seen[:, :first]
     columns = far_columns(summary, key[:, :first], value[:, :first], alone, tiling)
+    added = None if bias is None else Bias(bias[..., first:], far_bias(bias, summary, first))
     if tiling is not None and settings["views"] == 1:
-        return attend_together(query, keys, values, inner, tiling, scale, columns)
-    far = attend_far(summary, columns, tiling, plain(query.shape[1]), scale)
-    near = None if tiling is None else attend_near(query, keys, values, inner, tiling, scale)
+        return attend_together(query, keys, values, inner, tiling, scale, columns, added)
+    far = attend_far(summary, columns, tiling, plain(query.shape[1]), scale, None if added is None else added.far)
+    near = None if tiling is None else attend_near(query, keys, values, inner, tiling, scale, added)
     return [(far.out if near is None else merge(near, far)).flatten(0, 1)]
 
 

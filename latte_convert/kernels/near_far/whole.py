@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,15 +25,20 @@ def attend_whole(
     key: Tensor,
     value: Tensor,
     seen: Tensor | None,
+    bias: Tensor | None,
     places: Places,
     tiling: Tiling | None,
     scale: float,
     *,
+    heads: int,
     clusters: int,
     steps: int,
     views: int,
 ) -> Tensor:
-    """``near_far_attention`` on ``(G, N, ·)``, heads of all samples; ``seen`` is bool ``(G, Nk)``."""
+    """``near_far_attention`` on ``(G, N, ·)``, heads of all samples.
+
+    ``seen`` is bool ``(G, Nk)``; ``bias`` is broadcast to ``(B, heads, Nq, Nk)``.
+    """
     first = places.prefix
     keys, values, inner = key[:, first:], value[:, first:], None if seen is None else seen[:, first:]
     asked = inner if places.paired else None
@@ -47,6 +53,7 @@ def attend_whole(
         assign = nearest_of(features, means[:, 0], mass[:, 0])
     member = membership(assign, count)
     left = None if tiling is None else _left(pull[:, 0], member, assign, tiling)
+    beside = None if bias is None else _biases(bias, pull[:, 0], member, assign, heads, query.shape[1], first, tiling)
     order, grouped, mean, pull = in_views(query, keys, mean, pull, scale=scale, views=views, seen=inner, asked=asked)
     shown, top, mass = products_of_clusters(torch.cat([keys, values], dim=-1), pull, member, assign)
     centre, shown = shown[..., : key.shape[2]], shown[..., key.shape[2] :]
@@ -60,11 +67,55 @@ def attend_whole(
     if left is not None:
         left = torch.cat([left.new_zeros(*left.shape[:2], first), left], dim=2)
     if order is None and tiling is not None and left is not None:
-        return _together(query * scale, keys, values, inner, tiling, (far_keys[:, 0], far_values[:, 0], added + left))
-    far = _far(grouped * scale, order, far_keys, far_values, added, left, tiling, query.shape[1])
+        distant = far_keys[:, 0], far_values[:, 0], added + left
+        return _together(query * scale, keys, values, inner, tiling, distant, beside)
+    far = _far(grouped * scale, order, far_keys, far_values, added, left, tiling, query.shape[1], beside)
     if tiling is None:
         return far.out
-    return merge(_near(query * scale, keys, values, inner, tiling), far)
+    return merge(_near(query * scale, keys, values, inner, tiling, beside), far)
+
+
+class _Biases(NamedTuple):
+    """As ``fields.Bias``; ``near`` is ``(G, windows, queries, places)``, None without a near field."""
+
+    near: Tensor | None
+    far: Tensor
+
+
+def _biases(
+    bias: Tensor,
+    pull: Tensor,
+    member: Tensor,
+    assign: Tensor,
+    heads: int,
+    queries: int,
+    first: int,
+    tiling: Tiling | None,
+) -> _Biases:
+    """What a bias adds to logits near and far."""
+
+    def of_all(part: Tensor) -> Tensor:
+        return part.expand(member.shape[0] // heads, heads, *part.shape[2:]).flatten(0, 1).to(pull.dtype)
+
+    weight, mass = _weights(pull, member, assign)
+    share = member * weight[..., None] / mass.masked_fill(mass == 0, 1)[:, None]
+    share = share.reshape(-1, heads, *share.shape[1:])
+    whole = bias.expand(-1, -1, queries, -1)
+    means = (whole[..., first:].to(pull.dtype) @ share).flatten(0, 1)
+    far = torch.cat([of_all(whole[..., :first]), means], dim=-1)
+    if tiling is None:
+        return _Biases(None, far)
+    query, _ = _table(tiling, (0, 0), bias.device)
+    key, _ = _table(tiling, tiling.halo, bias.device)
+    asked, seen = query.reshape(tiling.number, -1, 1), key.reshape(tiling.number, 1, -1)
+    return _Biases(of_all(whole[:, :, asked, first + seen]), far)
+
+
+def _weights(pull: Tensor, member: Tensor, assign: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight of each token in its cluster's own unit, ``(G, n)``, and their sums, ``(G, c)``."""
+    floor = pull.new_full((pull.shape[0], member.shape[2]), torch.finfo(pull.dtype).min)
+    weight = (pull - floor.scatter_reduce(1, assign, pull, "amax").gather(1, assign)).exp()
+    return weight, (member * weight[..., None]).sum(1)
 
 
 def membership(assign: Tensor, count: int) -> Tensor:
@@ -94,9 +145,7 @@ def nearest_of(features: Tensor, means: Tensor, mass: Tensor) -> Tensor:
 def _left(pull: Tensor, member: Tensor, assign: Tensor, tiling: Tiling) -> Tensor:
     """Logarithm of the share of each cluster's mass outside the region of each window, ``(G, windows, c)``."""
     count = member.shape[2]
-    floor = pull.new_full((pull.shape[0], count), torch.finfo(pull.dtype).min)
-    weight = (pull - floor.scatter_reduce(1, assign, pull, "amax").gather(1, assign)).exp()
-    mass = (member * weight[..., None]).sum(1)
+    weight, mass = _weights(pull, member, assign)
     table, inside = _table(tiling, tiling.halo, pull.device)
     windows = torch.arange(tiling.number, device=pull.device).repeat_interleave(tiling.region_tokens)
     index = assign.index_select(1, table) + count * windows
@@ -141,9 +190,11 @@ def _merged(windows: Tensor, tiling: Tiling) -> Tensor:
     return windows.flatten(1, 2).index_select(1, order)
 
 
-def _near_logits(query: Tensor, key: Tensor, seen: Tensor | None, tiling: Tiling) -> Tensor:
+def _near_logits(query: Tensor, key: Tensor, seen: Tensor | None, tiling: Tiling, bias: _Biases | None) -> Tensor:
     """Logits of the queries of each window with the keys of its region, ``(G, windows, queries, places)``."""
     logits = _windows(query, tiling, (0, 0)) @ _windows(key, tiling, tiling.halo).mT
+    if bias is not None and bias.near is not None:
+        logits = logits + bias.near
     _, inside = _table(tiling, tiling.halo, key.device)
     shown = inside.reshape(1, tiling.number, 1, -1)
     if seen is not None:
@@ -152,20 +203,30 @@ def _near_logits(query: Tensor, key: Tensor, seen: Tensor | None, tiling: Tiling
 
 
 def _together(
-    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, tiling: Tiling, far: tuple[Tensor, Tensor, Tensor]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Tensor | None,
+    tiling: Tiling,
+    far: tuple[Tensor, Tensor, Tensor],
+    bias: _Biases | None,
 ) -> Tensor:
     """Regions and far columns under one softmax; ``far`` is their key, value and what is added to their logits."""
-    near = _near_logits(query, key, seen, tiling)
+    near = _near_logits(query, key, seen, tiling, bias)
     distant = _windows(query, tiling, (0, 0)) @ far[0][:, None].mT + far[2][:, :, None]
+    if bias is not None:
+        distant = distant + _windows(bias.far, tiling, (0, 0))
     weights = torch.cat([near, distant], dim=-1).softmax(-1)
     places = near.shape[3]
     out = weights[..., :places] @ _windows(value, tiling, tiling.halo) + weights[..., places:] @ far[1][:, None]
     return _merged(out, tiling)
 
 
-def _near(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, tiling: Tiling) -> Attended:
+def _near(
+    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, tiling: Tiling, bias: _Biases | None
+) -> Attended:
     """Attention of each window to its region."""
-    logits = _near_logits(query, key, seen, tiling)
+    logits = _near_logits(query, key, seen, tiling, bias)
     weights = logits.softmax(-1)
     out = weights @ _windows(value, tiling, tiling.halo)
     return Attended(_merged(out, tiling), _merged(log_total(logits, weights), tiling))
@@ -180,6 +241,7 @@ def _far(
     left: Tensor | None,
     tiling: Tiling | None,
     queries: int,
+    bias: _Biases | None,
 ) -> Attended:
     """Attention of the queries of each view, ``(G, V, m, d)``, to the far columns as it sees them."""
     logits = query @ key.mT + added[:, :, None]
@@ -190,6 +252,9 @@ def _far(
         else:
             window = window[order.clamp_max(queries - 1)].flatten(1)
             logits = logits + take(left, window).reshape(logits.shape)
+    if bias is not None:
+        own = bias.far if order is None else take(bias.far, order.clamp_max(queries - 1).flatten(1))
+        logits = logits + own.reshape(logits.shape)
     weights = logits.softmax(-1)
     whole = [x.flatten(1, 2) for x in (weights @ value, log_total(logits, weights))]
     if order is not None:

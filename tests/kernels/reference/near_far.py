@@ -23,6 +23,7 @@ def near_far_reference(
     window: int = 8,
     halo: int = 2,
     mask: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Softmax over the prefix, the keys of the query's region and the clusters of the other keys.
 
@@ -44,10 +45,14 @@ def near_far_reference(
         window: Side of a window; 0 for no regions.
         halo: Tokens that a region reaches beyond its window.
         mask: bool ``(B, prefix + n)``, True where a key may be attended to.
+        bias: Broadcast to ``(B, H, Nq, prefix + n)``: added to the logit of each single key; a cluster gets the mean
+            over its members, weighted with ``exp(scale·<q̄, k_j>)`` for ``q̄`` the mean of all queries.
 
     Returns:
         ``(B, H, Nq, dv)`` in the dtype of ``query``; zeros where a query sees no key.
     """
+    shape = (*query.shape[:3], key.shape[2])
+    added = torch.zeros(shape, dtype=widen(query).dtype) if bias is None else widen(bias).expand(shape)
     out = torch.zeros(*query.shape[:3], value.shape[3], dtype=widen(query).dtype)
     regions = [region(i, grid, key.shape[2] - prefix, window, halo) for i in range(query.shape[2])]
     for sample in range(len(query)):
@@ -65,14 +70,17 @@ def near_far_reference(
             }
             for i in range(len(q)):
                 near = regions[i] if window and paired else set()
-                items = [(q[i] @ k[j], v[j]) for j in range(len(k)) if seen[j] and (j < prefix or j - prefix in near)]
+                b = added[sample, head, i]
+                items = [
+                    (q[i] @ k[j] + b[j], v[j]) for j in range(len(k)) if seen[j] and (j < prefix or j - prefix in near)
+                ]
                 for inside in clusters.values():
                     outside = torch.tensor([j not in near for j in inside])
                     if outside.any():
                         members = [prefix + j for j in inside]
                         logit, shown = summary(q[i], centres[views[i]], k[members], v[members])
-                        left = (k[members] @ centre).softmax(0)[outside].sum().log()
-                        items.append((logit + left, shown))
+                        weights = (k[members] @ centre).softmax(0)
+                        items.append((logit + weights[outside].sum().log() + weights @ b[members], shown))
                 if items:
                     weights = torch.stack([logit for logit, _ in items]).softmax(0)
                     out[sample, head, i] = weights @ torch.stack([one for _, one in items])
