@@ -19,6 +19,7 @@ from latte_convert.errors import CheckpointError, GateError
 from latte_convert.measuring.fidelity import Fidelity, measure
 from latte_convert.measuring.maps import attention_maps
 from latte_convert.measuring.stripes import stripe_analysis
+from latte_convert.measuring.times import AttentionTime, attention_time
 from latte_convert.progress import Progress, Stopwatch, progress_of, silent
 from latte_convert.recipe import Candidate, Recipe
 from latte_convert.report.build import Findings, build_report, not_faster
@@ -154,6 +155,7 @@ def convert(
             work=work,
             offload=offload,
         )
+    attention = _first(task, clock, progress, converts=True)
     if given is None:
         fitted, choice, fidelity = _search(task, clock, progress)
     else:
@@ -167,8 +169,17 @@ def convert(
         maps = attention_maps(task.host, choice.kernels, next(iter(task.holdout)), min_tokens=min_tokens)
     task.host.convert(choice.changes, min_tokens=min_tokens)
     record_conversion(task, choice.plan)
-    report = build_report(task, Findings(fitted, choice, fidelity, tuple(maps), seconds=clock.seconds))
+    report = build_report(task, Findings(fitted, choice, attention, fidelity, tuple(maps), seconds=clock.seconds))
     return Result(task.host.model, choice.plan, report, task)
+
+
+def _first(task: Task, clock: Stopwatch, progress: Progress, *, converts: bool) -> AttentionTime:
+    """What can be gained at all, and what is ahead: told before anything is fitted."""
+    with clock("time"):
+        found = attention_time(task.host, [site for site in task.sites if site.eligible], task.fitting)
+    progress(str(found), 0)
+    progress(str(effort_of(task, converts=converts)), 0)
+    return found
 
 
 def _search(task: Task, clock: Stopwatch, progress: Progress) -> tuple[Fitted, Choice, Fidelity]:
@@ -177,7 +188,6 @@ def _search(task: Task, clock: Stopwatch, progress: Progress) -> tuple[Fitted, C
     Raises:
         GateError: No plan meets the budget.
     """
-    progress(str(effort_of(task, converts=True)), 0)
     fitted, scores = analyse(task, clock, progress)
     for margin in MARGINS if count(fitted.sites, task.recipe) is None else MARGINS[:1]:
         with clock("select"):
@@ -246,11 +256,11 @@ def score(
             work=work,
             offload=offload,
         )
-    progress(str(effort_of(task, converts=False)), 0)
+    attention = _first(task, clock, progress, converts=False)
     fitted, scores = analyse(task, clock, progress)
     with clock("select"):
         choice = choose_plan(task, fitted, scores, progress)
-    found = Findings(fitted, choice, seconds=clock.seconds)
+    found = Findings(fitted, choice, attention, seconds=clock.seconds)
     if stripes:
         with clock("stripes"):
             found = replace(found, stripes=stripe_analysis(task.host, fitted.eligible, task.fitting, progress=progress))

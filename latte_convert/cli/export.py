@@ -90,13 +90,9 @@ def export(
             tolerance=tolerance, overwrite=overwrite, trust_remote_code=trust_remote_code, progress=progress,
         )  # fmt: skip
         interrupts.heed()
-    worst = exported.worst
     if json:
         console.document(exported.document())
         return
     for file in exported.files:
         console.result(str(file))
-    console.result(
-        f"largest difference from PyTorch: {worst.value:.1e} of the root mean square of {worst.output} "
-        f"(batch {worst.batch}, size {worst.size})"
-    )
+    console.result(f"largest difference from PyTorch: {exported.worst}")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from latte_convert.adapters.convert import Changes, identity
@@ -17,11 +15,9 @@ from latte_convert.data.feed import Feed, Inputs
 from latte_convert.kernels.base import Kernel
 from latte_convert.measuring.agreement import Agreement, merge_all
 from latte_convert.measuring.outputs import add_outputs, final_outputs, named_outputs
+from latte_convert.measuring.times import milliseconds, nothing
 from latte_convert.progress import Progress, silent
 from latte_convert.work import Work
-
-QUICK_MS = 3000.0
-"""A model that has run for less is timed again."""
 
 
 @dataclass
@@ -186,33 +182,15 @@ def _measured(host: Host, sites: Sequence[str], changes: Changes, inputs: Inputs
         {place + name: tensor for name, tensor in original.items()},
         {place + name: tensor for name, tensor in hybrid.items()},
     )
-    original_ms = _milliseconds(host, inputs)
+    original_ms = milliseconds(host, inputs)
     with host.convert(changes, min_tokens=min_tokens):
-        hybrid_ms = _milliseconds(host, inputs)
-    with host.watch(dict.fromkeys(watches, _nothing)):
-        free_ms = _milliseconds(host, inputs)
+        hybrid_ms = milliseconds(host, inputs)
+    with host.watch(dict.fromkeys(watches, nothing)):
+        free_ms = milliseconds(host, inputs)
     seen.milliseconds = (original_ms, hybrid_ms, free_ms)
     seen.sites = {name: watches[name].agreement for name in kernels}
     seen.shapes = {name: watch.shapes for name, watch in watches.items()}
     return seen
-
-
-def speedup(host: Host, changes: Changes, feed: Feed, *, min_tokens: int = 0) -> float:
-    """How many times faster the hybrid is, end to end: the ratio of the shortest of some runs, taken in turns.
-
-    The first turn also warms every cache; between the turns the load of a machine changes. Two turns are taken, and up
-    to five of a quick model.
-    """
-    ratios = []
-    for inputs in feed:
-        original: list[float] = []
-        hybrid: list[float] = []
-        while len(hybrid) < 2 or (len(hybrid) < 5 and sum(original) < QUICK_MS):
-            original.append(_milliseconds(host, inputs))
-            with host.convert(changes, min_tokens=min_tokens):
-                hybrid.append(_milliseconds(host, inputs))
-        ratios.append(min(original) / min(hybrid))
-    return statistics.median(ratios)
 
 
 def _mean_shape(shapes: Sequence[CallShape]) -> CallShape:
@@ -222,22 +200,3 @@ def _mean_shape(shapes: Sequence[CallShape]) -> CallShape:
     queries = round(statistics.fmean(shape.queries for shape in shapes))
     keys = round(statistics.fmean(shape.keys for shape in shapes))
     return replace(shapes[0], queries=queries, keys=keys, layout=replace(shapes[0].layout, grid=None))
-
-
-def _nothing(call: SiteCall) -> Tensor:
-    """Attention that costs nothing: zeros."""
-    return call.query.new_zeros(*call.query.shape[:3], call.value.shape[3])
-
-
-def _milliseconds(host: Host, inputs: Inputs) -> float:
-    """Wall time of a second, undisturbed run: the first one has warmed every cache."""
-    _synchronize()
-    start = time.perf_counter()
-    host.run(inputs)
-    _synchronize()
-    return (time.perf_counter() - start) * 1000
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

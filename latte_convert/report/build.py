@@ -22,8 +22,10 @@ from latte_convert.measuring.agreement import Agreement
 from latte_convert.measuring.fidelity import Fidelity
 from latte_convert.measuring.map_result import AttentionMap
 from latte_convert.measuring.stripes import Stripes, correlation
+from latte_convert.measuring.times import AttentionTime
 from latte_convert.report.schema import (
     AgreementReport,
+    AttentionTimeReport,
     CalibrationReport,
     CostReport,
     FidelityReport,
@@ -52,6 +54,7 @@ class Findings:
     Attributes:
         fitted: The kernels of each site.
         choice: What becomes of each site.
+        attention: How much of a pass is attention.
         fidelity: Agreement on held-out samples; None where nothing was converted to be measured.
         maps: Attention maps of a few converted sites.
         stripes: Stripes of the exact attention, by site, where they were asked for.
@@ -60,6 +63,7 @@ class Findings:
 
     fitted: Fitted
     choice: Choice
+    attention: AttentionTime
     fidelity: Fidelity | None = None
     maps: tuple[AttentionMap, ...] = ()
     stripes: Mapping[str, Stripes] = field(default_factory=dict)
@@ -80,6 +84,12 @@ def build_report(task: Task, found: Findings) -> Report:
         sites=[_site(found, site, site.name in converted) for site in found.fitted.sites],
         converted=converted,
         merges=dict(choice.plan.merges),
+        attention=AttentionTimeReport(
+            tokens=found.attention.tokens,
+            original_ms=found.attention.original_ms,
+            without_ms=found.attention.without_ms,
+            said=str(found.attention),
+        ),
         fidelity=_fidelity(found.fidelity, len(task.holdout)) if found.fidelity else None,
         cost=_cost(task, found, found.fidelity) if found.fidelity else None,
         frontier=[_frontier_point(task, found, point) for point in choice.frontier] or None,

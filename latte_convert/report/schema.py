@@ -154,6 +154,15 @@ class CostReport(_Model):
     threads: int
 
 
+class AttentionTimeReport(_Model):
+    """How much of a pass over one calibration sample is softmax attention, and so the most that kernels can gain."""
+
+    tokens: int = Field(description="Most keys of a call.")
+    original_ms: float = Field(description="Wall time of the original.")
+    without_ms: float = Field(description="Wall time with the attention of all eligible sites left out.")
+    said: str = Field(description="In words, with what is foretold for longer inputs.")
+
+
 class SourceReport(_Model):
     """Where the model comes from."""
 
@@ -218,6 +227,7 @@ class Report(_Model):
         default_factory=dict,
         description="Share of its tokens that each block works on whose tokens are merged, in order of execution.",
     )
+    attention: AttentionTimeReport | None = Field(None, description="Null in reports of older versions.")
     fidelity: FidelityReport | None
     cost: CostReport | None
     warnings: list[str]

@@ -216,6 +216,8 @@ def _measured(task: Task, fitted: Fitted, points: Sequence[Point], chosen: Point
     some = spaced(points, SHOWN) if points else []
     shown = [point for point in some if (point.kernels or point.merges) and not _same(point, chosen)] + [chosen]
     shown.sort(key=lambda point: -point.flops)
+    if all(point.cosine is not None for point in shown):
+        return tuple(shown)  # those that a speed was found with
     drifts = drifts_of(task, fitted, shown, SHOWN_ON)
     return tuple(
         replace(point, cosine=drift.least_cosine.cosine, likeness=drift.worst.likeness)

@@ -45,7 +45,7 @@ def merged(task: Task, fitted: Fitted, point: Point) -> Point:
             "or ratio to 0 to merge only."
         )
     point = replace(point, merges=schedule(found.blocks, task.recipe.merge))
-    return _costed(task, fitted, point, drifts_of(task, fitted, [point], COUNTED_ON)[0].error)
+    return _measured(task, fitted, [point])[0]
 
 
 def fast_enough(
@@ -90,17 +90,29 @@ def fast_enough(
             f"no plan is {target:g} times as fast as the original; the fastest that merges tokens reaches "
             f"{clock.best:.2f}. Lower --target-speedup, or use longer inputs (--resolution).{refusal}"
         )
-    errors_of = [drift.error for drift in drifts_of(task, fitted, fast, len(task.fitting))]
-    ranked = sorted(range(len(fast)), key=errors_of.__getitem__)
-    return [_costed(task, fitted, fast[rank], errors_of[rank]) for rank in ranked]
+    return sorted(_measured(task, fitted, fast), key=lambda point: point.error)
 
 
-def _costed(task: Task, fitted: Fitted, point: Point, error: float) -> Point:
-    """A plan with its error and, where it merges, the FLOPs that it was seen to take."""
+def _measured(task: Task, fitted: Fitted, points: Sequence[Point]) -> list[Point]:
+    """Plans with their errors, their fidelity and, where they merge, the FLOPs that they were seen to take."""
+    drifts = drifts_of(task, fitted, points, COUNTED_ON)
+    return [
+        replace(
+            point,
+            flops=_flops(task, fitted, point),
+            error=drift.error,
+            likeness=drift.worst.likeness,
+            cosine=drift.least_cosine.cosine,
+        )
+        for point, drift in zip(points, drifts, strict=True)
+    ]
+
+
+def _flops(task: Task, fitted: Fitted, point: Point) -> float:
+    """Share of the attention FLOPs of softmax that a plan leaves."""
     if not point.merges:
-        return point
-    share = merged_share(task.host, fitted.kernels, changes_of(fitted, point), FirstOf(task.fitting, 1))
-    return replace(point, flops=share, error=error)
+        return point.flops
+    return merged_share(task.host, fitted.kernels, changes_of(fitted, point), FirstOf(task.fitting, 1))
 
 
 def _mergeable(task: Task, fitted: Fitted) -> Mergeable:
@@ -143,8 +155,8 @@ def _promising(
 
     Every number of sites is tried with one bend, and every bend with the best number of them.
     """
-    if len(bases) > 1:
-        clock.time(bases[len(bases) // 2])
+    for base in bases[1:]:
+        clock.time(replace(base, merges=schedule(list(clock.blocks), 0.5, BENDS[0])))
     errors: dict[tuple[int, float], float] = {}
 
     def look(pairs: Sequence[tuple[int, float]]) -> None:

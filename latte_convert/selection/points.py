@@ -9,7 +9,7 @@ from latte_convert.adapters.merging import merges_of
 from latte_convert.calibration.fitted import Fitted
 from latte_convert.data.feed import FirstOf
 from latte_convert.kernels.base import Kernel
-from latte_convert.measuring.fidelity import speedup
+from latte_convert.measuring.times import speedup
 from latte_convert.selection.budget import Point
 from latte_convert.selection.trials import Drift, try_plans
 from latte_convert.task import Task

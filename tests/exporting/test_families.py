@@ -78,7 +78,15 @@ class Row:
 
 
 LATTE: dict[str, Any] = {"kernel": "latte", "ratio": 1.0}
+DETECTED = {"logits", "pred_boxes"}
 ROWS: dict[str, Row] = {
+    "DETR": Row(
+        lambda _: MODELS / "tiny-detr", ("photos",), {"kernel": "latte", "k": 3}, pixels("pixel_values"),
+        [(96, 96), (64, 128)], outputs=DETECTED,
+    ),
+    "RT-DETR": Row(
+        small_checkpoints.rt_detr, ("photos",), LATTE, pixels("pixel_values"), [(96, 96)], outputs=DETECTED
+    ),
     "timm": Row(
         timm_models.write, ("photos",), LATTE, pixels("x"), [(56, 56)],
         lambda model, inputs: {"logits": model(**inputs)}, outputs={"logits"},
@@ -98,6 +106,12 @@ ROWS: dict[str, Row] = {
     ),
     "Llama, causal": Row(small_checkpoints.llama, ("sentences",), LATTE, texts, [(80,), (23,)]),
     "BERT, padded": Row(small_checkpoints.bert, ("sentences",), LATTE, texts, [(80,), (23,)]),
+    "Whisper's encoder": Row(
+        small_checkpoints.whisper, ("speech",),
+        {**LATTE, "include": ("model.encoder.*",), "samples": 2, "holdout": 0.5},
+        lambda batch, bins, steps: {"input_features": torch.randn(batch, bins, steps)}, [(80, 3000)],
+        lambda model, inputs: whole(model.get_encoder(), inputs), "encoder",
+    ),
 }  # fmt: skip
 
 

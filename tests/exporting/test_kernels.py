@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from latte_convert.adapters.host import Host
-from latte_convert.attention import AttentionCall, TokenLayout
+from latte_convert.attention import AttentionCall, CallShape, TokenLayout
 from latte_convert.errors import UsageError
 from latte_convert.exporting.check import differences
 from latte_convert.exporting.formats import Format, Onnx, TorchExport, TorchScript
@@ -19,12 +19,15 @@ from latte_convert.exporting.inputs import Sound
 from latte_convert.exporting.parts import Part, Size, make_parts
 from latte_convert.exporting.subject import Subject, open_subject
 from latte_convert.kernels.base import Kernel
+from latte_convert.kernels.near_far import clustering
 from latte_convert.kernels.registry import get_kernel, kernel_names
 
 NEAR_FAR: dict[str, Any] = {"window": 3, "halo": 1, "clusters": 12}
+BLOCKS: dict[str, Any] = {"window": 16, "region": 32, "blocks": 8, "opened": 2}
 EXTRAS: dict[str, Any] = {"exact_prefix": True, "key_shift": True, "input_map": True, "output_map": True, "bias": True}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, {}) for name in kernel_names() if name not in ("near_far", "near_past")},
+    **{name: (name, {}) for name in kernel_names() if name not in ("near_far", "blocks", "near_past")},
+    "blocks": ("blocks", BLOCKS),
     "latte with extras": ("latte", EXTRAS),
     "monarch, 2 steps": ("monarch", {"steps": 2}),
     "near_far": ("near_far", NEAR_FAR),
@@ -47,7 +50,7 @@ def _subject(path: Path, kernel: str, options: dict[str, Any], resolution: int |
 def _worst(part: Part, form: Format, folder: Path, program: Any = None) -> float:
     file = folder / f"model{form.suffix}"
     form.write(program or capture(part), part, file)
-    return max(each.value for each in differences(part, form.open(file, part)))
+    return max(each.value for each in differences(part, form.open(file, part), 1.0))
 
 
 class _Site(nn.Module):
@@ -67,6 +70,8 @@ def _site(kernel: str, options: dict[str, Any], *, biased: bool = False) -> Part
     if biased:
         example["bias"] = 3 * torch.randn(1, 2, 145, 145)
     model = _Site(_away(get_kernel(kernel)(2, 12, **options)))
+    shape = CallShape(145, 145, 2, 12, 12, layout=TokenLayout(1, (12, 12)))
+    assert not model.kernel.is_softmax(model.kernel.inner(shape))
     return Part("", model, Sound(example), lambda module, tensors: module(**tensors))
 
 
@@ -91,6 +96,13 @@ def test_every_kernel_at_every_batch_size(case: str, form: Format, tmp_path: Pat
 @pytest.mark.parametrize("case", [case for case, (name, _) in CASES.items() if get_kernel(name).takes_bias])
 def test_a_bias(case: str, tmp_path: Path) -> None:
     assert _worst(_site(*CASES[case], biased=True), Onnx(), tmp_path) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case, (name, _) in CASES.items() if name in ("near_far", "blocks")])
+def test_inputs_that_are_worked_on_in_pieces(case: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(clustering, "BLOCK", 1 << 8)
+    assert _worst(_site(*CASES[case]), TorchExport(), tmp_path) < 1e-4
 
 
 @pytest.mark.slow

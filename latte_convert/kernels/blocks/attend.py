@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from latte_convert import compat
-from latte_convert.graphs import recorded
+from latte_convert.graphs import exporting, recorded
 from latte_convert.kernels.blocks.members import equal_blocks
 from latte_convert.kernels.blocks.windows import Slices
 from latte_convert.kernels.near_far.clustering import block_size, take
@@ -104,7 +104,7 @@ def make_blocks(tokens: Tokens, slices: Slices, count: int) -> Blocks:
     query, rows, level = tokens.query[:, inner], tokens.rows[:, inner], tokens.level[:, inner]
     members = equal_blocks(query, rows[..., : query.shape[2]], count, level > lowest(level) / 2).flatten(1)
     token = members.clamp_max(slices.tokens - 1)
-    added = level.expand(len(rows), -1).gather(1, token).masked_fill(members >= slices.tokens, lowest(level))
+    added = level.expand(rows.shape[0], -1).gather(1, token).masked_fill(members >= slices.tokens, lowest(level))
     line = torch.arange(members.shape[1], device=members.device).expand_as(members)
     place = torch.empty_like(members).scatter(1, members, line)
     return Blocks(take(rows, token), added, place[:, slices.places(members.device)[0]], count)
@@ -155,7 +155,7 @@ def attend(query: Tensor, seen: Columns, scale: float) -> Attended:
         logits = scale * (query @ key.mT) + added
         weights = logits.softmax(-1)
         return Attended(weights @ value, logits.logsumexp(-1, keepdim=True))
-    added = added.expand(len(query), -1, query.shape[2], -1)
+    added = added.expand(query.shape[0], -1, query.shape[2], -1)
     out, total = _FUSED(query, key, value, attn_mask=added, scale=scale)
     return Attended(out, total[..., None])
 
@@ -179,7 +179,10 @@ def _mean(query: Tensor, level: Tensor) -> Tensor:
 
 
 def _chunks(tokens: Tokens, blocks: Blocks, slices: Slices, opened: int) -> Iterator[slice]:
-    """Windows to attend from in one go."""
+    """Windows to attend from in one go: all in an exported graph, whose batch is open."""
+    if exporting():
+        yield slice(None)
+        return
     rows, columns = blocks.rows.shape[1], blocks.number + opened * blocks.rows.shape[1] // blocks.number
     each = rows + columns * blocks.rows.shape[2]
     if not _serves(tokens.query, tokens.rows):

@@ -57,7 +57,7 @@ def _moments(tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of some of the tokens, ``(G, 1, d)`` each."""
     most = sample_size(tokens.shape[1], SAMPLE)
     places = golden_places(torch.full((1, 1), tokens.shape[1], device=tokens.device), most)
-    some = take(tokens, places.expand(len(tokens), -1))
+    some = take(tokens, places.expand(tokens.shape[0], -1))
     mean = some.mean(1, keepdim=True)
     return mean, (some - mean).square().mean(1, keepdim=True).sqrt()  # twenty times as fast as torch.std
 

@@ -53,7 +53,7 @@ class Slices(NamedTuple):
     def windows(self, rows: Tensor) -> Tensor:
         """``(G, halo + W·n + halo, ...)`` to ``(G, W, n, ...)``, a view."""
         own = rows[:, self.halo : self.halo + self.padded]
-        return own.view(len(rows), self.number, self.size, *rows.shape[2:])
+        return own.view(rows.shape[0], self.number, self.size, *rows.shape[2:])
 
     def regions(self, rows: Tensor) -> Tensor:
         """``(G, halo + W·n + halo, ...)`` to ``(G, W, n + 2·halo, ...)``, a view with overlaps."""
