@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -166,13 +165,14 @@ class Worker:
 
 def work(variant: str, file: str, resolution: str) -> None:
     """Compute one image for each line on stdin."""
+    from latte_convert.environment import peak_memory_bytes
+
     run = compute_onnx(Path(file), int(resolution)) if "_" in variant else compute_torch(file, int(resolution))
     for _ in sys.stdin:
         wall, cpu = time.perf_counter(), time.process_time()
         run()
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-        print(json.dumps({"wall_s": wall, "cpu_s": cpu, "peak_mb": peak}), flush=True)
+        print(json.dumps({"wall_s": wall, "cpu_s": cpu, "peak_mb": peak_memory_bytes() / 1e6}), flush=True)
 
 
 def compute_onnx(file: Path, resolution: int) -> Callable[[], Any]:
