@@ -19,9 +19,11 @@ from latte_convert.wording import some
 
 COUNTED_ON = 4
 """Calibration samples that the error of a plan that merges is measured on."""
-BENDS = (0.6, 1.0, 0.35)
+BENDS = (1.0, 0.6, 0.35, 0.2)
 """Schedules that are tried: 1 merges as many tokens after each block, less merges most of them after the first ones,
 which is faster where attention takes most of the time."""
+USUAL = 1
+"""The one of them that the others are compared with."""
 MIXED = 5
 """Plans of the frontier that are tried together with merging: the last, and each time the one half as far."""
 TIMED = 2
@@ -134,7 +136,7 @@ def _bases(
     none = Point({}, 1.0, 0.0)
     if not _takes_merged(fitted):
         return [none]
-    shares = dict(zip(clock.blocks.values(), schedule(list(clock.blocks), 0.5, BENDS[0]).values(), strict=True))
+    shares = dict(zip(clock.blocks.values(), schedule(list(clock.blocks), 0.5, BENDS[USUAL]).values(), strict=True))
     weighed = {
         site: replace(
             cost,
@@ -153,20 +155,30 @@ def _promising(
 ) -> list[tuple[Point, float]]:
     """Kernels and bends of the schedules that are foretold to lose least at the speed, the best first.
 
-    Every number of sites is tried with one bend, and every bend with the best number of them.
+    Bends are tried with the fewest kernels there are, from the usual one on as long as they get better; then every
+    number of kernels with the best bend.
     """
     for base in bases[1:]:
-        clock.time(replace(base, merges=schedule(list(clock.blocks), 0.5, BENDS[0])))
-    errors: dict[tuple[int, float], float] = {}
+        clock.time(replace(base, merges=schedule(list(clock.blocks), 0.5, BENDS[USUAL])))
+    errors: dict[tuple[int, int], float] = {}
 
-    def look(pairs: Sequence[tuple[int, float]]) -> None:
-        plans = {pair: clock.lighter(bases[pair[0]], 1 / target, pair[1]) for pair in pairs}
+    def look(pairs: Sequence[tuple[int, int]]) -> None:
+        plans = {pair: clock.lighter(bases[pair[0]], 1 / target, BENDS[pair[1]]) for pair in pairs}
         known = {pair: plan for pair, plan in plans.items() if plan is not None}
-        drifts = drifts_of(task, fitted, list(known.values()), COUNTED_ON)
+        drifts = drifts_of(task, fitted, list(known.values()), COUNTED_ON) if known else []
         errors.update({pair: drift.error for pair, drift in zip(known, drifts, strict=True)})
 
-    look([(number, BENDS[0]) for number in range(len(bases))])
-    best = min(errors, key=errors.__getitem__, default=(len(bases) - 1, BENDS[0]))[0]
-    look([(best, bend) for bend in BENDS[1:]])
+    def error(bend: int) -> float:
+        return errors.get((few, bend), float("inf"))
+
+    few = min(1, len(bases) - 1)
+    look([(few, USUAL), (few, USUAL + 1)])
+    bend, step = (USUAL + 1, 1) if error(USUAL + 1) <= error(USUAL) else (USUAL, -1)
+    while 0 <= bend + step < len(BENDS):
+        look([(few, bend + step)])
+        if error(bend + step) >= error(bend):
+            break
+        bend += step
+    look([(number, bend) for number in range(len(bases)) if number != few])
     ranked = sorted(errors, key=errors.__getitem__)[:TIMED]
-    return [(bases[number], bend) for number, bend in ranked]
+    return [(bases[number], BENDS[bend]) for number, bend in ranked]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from latte_convert.adapters.host import Host
 from latte_convert.attention import AttentionCall, CallShape, TokenLayout
 from latte_convert.errors import UsageError
+from latte_convert.exporting import operators
 from latte_convert.exporting.check import differences
 from latte_convert.exporting.formats import Format, Onnx, TorchExport, TorchScript
 from latte_convert.exporting.graph import capture
@@ -138,3 +139,20 @@ def test_images_of_one_size_where_a_kernel_groups_tokens(dino: Path, caplog) -> 
     assert part.inputs.sizes() == [(56, 56)]
     assert "images have 56 x 56 px: near_far groups the tokens" in caplog.text
     assert "--resolution exports another size" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resolution", [None, 56], ids=["open", "fixed"])
+def test_softmax_attention_holds_some_logits_at_a_time(resolution, dino: Path, tmp_path: Path, monkeypatch) -> None:
+    import onnx
+
+    monkeypatch.setattr(operators, "LOGITS", 1 << 10)
+    subject = open_subject(dino, resolution=resolution)
+    (part,) = make_parts(subject, [], Size(images=resolution is not None))
+    assert len(part.inputs.sizes()) == (2 if resolution is None else 1)
+    assert _worst(part, Onnx(), tmp_path) < 1e-4
+    nodes = onnx.load(tmp_path / "model.onnx").graph.node
+    sites = Host.of(subject.model).sites()
+    tokens, heads = sites[0].layout.prefix + 49, sites[0].heads
+    pieces = heads if resolution is None else -(-heads * tokens**2 // operators.LOGITS)
+    assert sum(node.op_type == "Softmax" for node in nodes) >= min(pieces, tokens) * len(sites)
