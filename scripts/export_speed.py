@@ -216,8 +216,8 @@ def write(out: Path, rows: list[dict[str, Any]]) -> None:
     (out / "export.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     lines = [
         "DINOv2-S, `near_far` in 8 of 12 layers, or the plan of `--target-speedup 2.5` at 1036 px, which merges "
-        "tokens; one image, two threads: median wall time (processor time of all threads), and the peak memory of the process. "
-        "ONNX Runtime takes denormal numbers for zero (`session.set_denormal_as_zero`).",
+        "tokens; one image, two threads: median wall time (processor time of all threads), and the peak memory of the "
+        "process. ONNX Runtime takes denormal numbers for zero (`session.set_denormal_as_zero`).",
         "",
         "| | " + " | ".join(f"{size} px" for size in dict.fromkeys(row["resolution"] for row in rows)) + " |",
         "|---|" + "---|" * len({row["resolution"] for row in rows}),

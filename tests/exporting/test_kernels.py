@@ -146,13 +146,11 @@ def test_images_of_one_size_where_a_kernel_groups_tokens(dino: Path, caplog) -> 
 def test_softmax_attention_holds_some_logits_at_a_time(resolution, dino: Path, tmp_path: Path, monkeypatch) -> None:
     import onnx
 
-    monkeypatch.setattr(operators, "LOGITS", 1 << 10)
+    monkeypatch.setattr(operators, "LOGITS", 1 << 8)
     subject = open_subject(dino, resolution=resolution)
     (part,) = make_parts(subject, [], Size(images=resolution is not None))
     assert len(part.inputs.sizes()) == (2 if resolution is None else 1)
     assert _worst(part, Onnx(), tmp_path) < 1e-4
     nodes = onnx.load(tmp_path / "model.onnx").graph.node
     sites = Host.of(subject.model).sites()
-    tokens, heads = sites[0].layout.prefix + 49, sites[0].heads
-    pieces = heads if resolution is None else -(-heads * tokens**2 // operators.LOGITS)
-    assert sum(node.op_type == "Softmax" for node in nodes) >= min(pieces, tokens) * len(sites)
+    assert sum(node.op_type == "Softmax" for node in nodes) >= 2 * len(sites)
