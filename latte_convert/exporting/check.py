@@ -12,10 +12,12 @@ from latte_convert.exporting.formats import Run
 from latte_convert.exporting.parts import Part
 
 BATCHES = (1, 3)
+TOLERANCE = 1e-3
+"""Largest difference, relative to the root mean square of an output, that needs no explanation."""
 ROUNDINGS = (1e-6, -1e-6, 2e-6)
 """Relative changes of the inputs, of the size of rounding in float32."""
 MOST_ROUNDINGS = 2.0
-"""A file that is further from PyTorch than the tolerance may be as far as this many times what rounding does to it."""
+"""A file that is further from PyTorch than ``TOLERANCE`` may be as far as this many times what rounding does to it."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,11 @@ class Difference:
     mean: float
     rounding: float | None = None
 
-    def within(self, tolerance: float) -> bool:
-        """Whether the file is as close to PyTorch as the tolerance asks, or as PyTorch is to itself."""
+    @property
+    def close(self) -> bool:
+        """Whether the file is as close to PyTorch as ``TOLERANCE``, or as PyTorch is to itself."""
         own = self.rounding is not None and self.mean <= MOST_ROUNDINGS * self.rounding
-        return self.value <= tolerance or own
+        return self.value <= TOLERANCE or own
 
     def __str__(self) -> str:
         """In words."""
@@ -57,10 +60,10 @@ class Difference:
 
 
 @torch.no_grad()
-def differences(part: Part, run: Run, tolerance: float) -> list[Difference]:
+def differences(part: Part, run: Run) -> list[Difference]:
     """Compare a file with the model in memory at several batch sizes and sizes; texts are padded.
 
-    What rounding does to PyTorch is looked at where an output is further off than ``tolerance``.
+    What rounding does to PyTorch is looked at where an output is further off than ``TOLERANCE``.
     """
     found = []
     for size in part.inputs.sizes():
@@ -70,7 +73,7 @@ def differences(part: Part, run: Run, tolerance: float) -> list[Difference]:
             label = "x".join(map(str, size))
             pairs = list(zip(map(_largest, ours, theirs), map(_mean, ours, theirs), strict=True))
             roundings: list[float | None] = [None] * len(pairs)
-            if any(not value <= tolerance for value, _ in pairs):
+            if any(not value <= TOLERANCE for value, _ in pairs):
                 roundings = _roundings(part, inputs, ours)
             found += [
                 Difference(name, batch, label, value, mean, rounding)

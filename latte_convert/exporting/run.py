@@ -21,7 +21,7 @@ from latte_convert.errors import (
     nearest,
 )
 from latte_convert.exporting.card import write_card
-from latte_convert.exporting.check import Difference, differences
+from latte_convert.exporting.check import TOLERANCE, Difference, differences
 from latte_convert.exporting.formats import FORMATS, Format, Onnx
 from latte_convert.exporting.graph import capture
 from latte_convert.exporting.inputs import Texts
@@ -35,7 +35,6 @@ logger = logging.getLogger("latte_convert")
 
 RECORD = "export.json"
 """File of an exported directory that says what it is."""
-TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def export(
     resolution: int | None = None,
     tokens: int | None = None,
     opset: int | None = None,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     overwrite: bool = False,
     trust_remote_code: bool = False,
     progress: Progress | bool = True,
@@ -90,8 +89,8 @@ def export(
         resolution: Height and width of images in pixels, fixed. None: any, where model and kernels hold it.
         tokens: Tokens of every text, fixed. None: any number.
         opset: Version of ONNX's operators.
-        tolerance: Largest accepted difference from PyTorch, relative to the root mean square of an output. A hybrid
-            that chooses which tokens go together may differ as much as rounding makes it differ from itself.
+        tolerance: Largest accepted difference from PyTorch, relative to the root mean square of an output. None:
+            0.001; or, of a hybrid that chooses which tokens go together, what rounding makes it differ from itself.
         overwrite: Replace what an earlier export wrote.
         trust_remote_code: Run Python code that comes with the checkpoint.
         progress: Whether to show bars, or what shows them.
@@ -115,7 +114,7 @@ def export(
     with atomic_directory(out, overwrite=overwrite) as directory:
         found: list[Difference] = []
         for part in parts:
-            found += _written(part, form, directory / f"{part.stem}{form.suffix}", tolerance)
+            found += _written(part, form, directory / f"{part.stem}{form.suffix}")
             advance()
         _require(found, tolerance)
         _write_rest(directory, subject, parts, form, to, found)
@@ -123,17 +122,17 @@ def export(
     return Exported(out, files, tuple(found))
 
 
-def _written(part: Part, form: Format, file: Path, tolerance: float) -> list[Difference]:
+def _written(part: Part, form: Format, file: Path) -> list[Difference]:
     """Write a part and compare it; for images of one size, where model or runtime hold no other."""
     try:
         form.write(capture(part), part, file)
-        return _checked(part, form, file, tolerance)
+        return _checked(part, form, file)
     except CheckpointError as error:
         if not part.inputs.open:
             raise
         part.inputs.open = False
         form.write(capture(part), part, file)
-        found = _checked(part, form, file, tolerance)
+        found = _checked(part, form, file)
         if isinstance(part.inputs, Texts):
             raise CheckpointError(f"{error}. --tokens fixes the number of tokens of every text.") from error
         height, width = part.inputs.sizes()[0]
@@ -141,9 +140,9 @@ def _written(part: Part, form: Format, file: Path, tolerance: float) -> list[Dif
         return found
 
 
-def _checked(part: Part, form: Format, file: Path, tolerance: float) -> list[Difference]:
+def _checked(part: Part, form: Format, file: Path) -> list[Difference]:
     try:
-        return differences(part, form.open(file, part), tolerance)
+        return differences(part, form.open(file, part))
     except Exception as error:  # whatever a runtime makes of a graph
         if is_shortage(error):
             raise
@@ -171,12 +170,12 @@ def _known(out: Path) -> list[str]:
     return [RECORD, *map(str, files)] if isinstance(files, list) else []
 
 
-def _require(found: list[Difference], tolerance: float) -> None:
-    off = [each for each in found if not each.within(tolerance)]
+def _require(found: list[Difference], tolerance: float | None) -> None:
+    off = [each for each in found if not (each.close if tolerance is None else each.value <= tolerance)]
     if off:
         raise GateError(
-            f"what was exported differs from PyTorch by {max(off, key=lambda each: each.value)}; {tolerance:g} is "
-            "accepted (--tolerance). Nothing was written."
+            f"what was exported differs from PyTorch by {max(off, key=lambda each: each.value)}; "
+            f"{TOLERANCE if tolerance is None else tolerance:g} is accepted (--tolerance). Nothing was written."
         )
 
 

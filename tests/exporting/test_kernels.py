@@ -51,7 +51,7 @@ def _subject(path: Path, kernel: str, options: dict[str, Any], resolution: int |
 def _worst(part: Part, form: Format, folder: Path, program: Any = None) -> float:
     file = folder / f"model{form.suffix}"
     form.write(program or capture(part), part, file)
-    return max(each.value for each in differences(part, form.open(file, part), 1.0))
+    return max(each.value for each in differences(part, form.open(file, part)))
 
 
 class _Site(nn.Module):

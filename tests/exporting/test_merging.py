@@ -9,7 +9,7 @@ import torch
 
 import latte_convert
 from latte_convert.attention import CallShape
-from latte_convert.exporting.check import differences
+from latte_convert.exporting.check import Difference, differences
 from latte_convert.exporting.formats import FORMATS
 from latte_convert.exporting.graph import capture
 from latte_convert.exporting.parts import Size, make_parts
@@ -43,4 +43,22 @@ def test_merged_tokens_in_every_format(settings, dino: Path, photos: Path, tmp_p
     for name, form in FORMATS.items():
         file = tmp_path / name
         form().write(program, part, file)
-        assert max(each.value for each in differences(part, form().open(file, part), 1.0)) < 1e-4, name
+        assert max(each.value for each in differences(part, form().open(file, part))) < 1e-4, name
+
+
+@pytest.mark.parametrize(
+    ("mean", "rounding", "close"),
+    [(1e-2, None, False), (1e-2, 6e-3, True), (1e-2, 4e-3, False), (float("inf"), 1, False)],
+)
+def test_what_rounding_does_to_a_hybrid_bounds_its_file(mean, rounding, close):
+    assert Difference("out", 1, "56x56", 10 * mean, mean, rounding).close is close
+
+
+@pytest.mark.slow
+def test_rounding_is_looked_at_where_a_file_is_off(dino: Path):
+    (part,) = make_parts(open_subject(dino), [], Size())
+    exact = differences(part, lambda inputs: part(**inputs))
+    assert {(each.value, each.rounding) for each in exact} == {(0.0, None)}
+    off = differences(part, lambda inputs: tuple(1.01 * output for output in part(**inputs)))
+    assert all(each.mean == pytest.approx(0.01, rel=1e-3) and 0 < each.rounding < 1e-4 for each in off)
+    assert not any(each.close for each in off)

@@ -168,4 +168,5 @@ def test_kernels_and_merging_in_one_plan(counted, monkeypatch, tiny_dino, photos
 
 def _prefer_kernels(task, fitted, points, samples):
     """As if plans lost less the more kernels they have."""
-    return [SimpleNamespace(error=-len(point.kernels)) for point in points]
+    alike = SimpleNamespace(likeness=0.9, cosine=0.9)
+    return [SimpleNamespace(error=-len(point.kernels), worst=alike, least_cosine=alike) for point in points]
