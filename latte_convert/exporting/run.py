@@ -131,10 +131,11 @@ def _written(part: Part, form: Format, file: Path) -> list[Difference]:
         if not part.inputs.open:
             raise
         part.inputs.open = False
-        form.write(capture(part), part, file)
-        found = _checked(part, form, file)
+        program = capture(part)
         if isinstance(part.inputs, Texts):
             raise CheckpointError(f"{error}. --tokens fixes the number of tokens of every text.") from error
+        form.write(program, part, file)
+        found = _checked(part, form, file)
         height, width = part.inputs.sizes()[0]
         logger.warning("images have %d x %d px; for any size, %s", height, width, error)
         return found
