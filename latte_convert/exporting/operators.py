@@ -37,22 +37,34 @@ def translations() -> dict[Any, Callable[..., Any]]:
         enable_gqa: bool = False,
     ) -> Any:
         """Softmax attention some queries at a time, or head by head: all logits at once are B·H·N² numbers."""
-        pieces = None if attn_mask is not None or is_causal or enable_gqa else _pieces(query.shape, key.shape)
+        simple = not (is_causal or enable_gqa) and (attn_mask is None or _floats(attn_mask))
+        pieces = _pieces(query.shape, key.shape) if simple else None
         if pieces is None:
             return whole(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         axis, bounds = pieces
+
+        def piece(whole: Any, start: int, end: int) -> Any:
+            """Of what has one entry on the axis, all."""
+            if whole.shape[axis] == 1:
+                return whole
+            return op.Slice(whole, *(op.Constant(value_ints=[at]) for at in (start, end, axis)))
+
         scaled = op.Mul(query, op.Constant(value_float=scale or query.shape[3] ** -0.5))
-        turned = op.Transpose(key, perm=[0, 1, 3, 2])
-        found = []
-        for start, end in bounds:
-            own = [
-                op.Slice(x, *(op.Constant(value_ints=[at]) for at in (start, end, axis))) if axis == 1 or i == 0 else x
-                for i, x in enumerate((scaled, turned, value))
-            ]
-            found.append(op.MatMul(op.Softmax(op.MatMul(own[0], own[1]), axis=-1), own[2]))
+        turned, found = op.Transpose(key, perm=[0, 1, 3, 2]), []
+        for bound in bounds:
+            keys, values = (piece(x, *bound) if axis == 1 else x for x in (turned, value))
+            logits = op.MatMul(piece(scaled, *bound), keys)
+            logits = logits if attn_mask is None else op.Add(logits, piece(attn_mask, *bound))
+            found.append(op.MatMul(op.Softmax(logits, axis=-1), values))
         return found[0] if len(found) == 1 else op.Concat(*found, axis=axis)
 
     return {torch.ops.aten.sort.stable: sort_stable, torch.ops.aten.scaled_dot_product_attention.default: attention}
+
+
+def _floats(mask: Any) -> bool:
+    """Whether a mask is ``(B, H, Nq, Nk)`` numbers that are added to logits, the number of heads and queries known."""
+    known = mask.shape is not None and len(mask.shape) == 4 and all(isinstance(mask.shape[i], int) for i in (1, 2))
+    return known and mask.dtype in (_FLOAT, _DOUBLE)
 
 
 def _pieces(query: Any, key: Any) -> tuple[int, list[tuple[int, int]]] | None:
@@ -71,5 +83,5 @@ def _pieces(query: Any, key: Any) -> tuple[int, list[tuple[int, int]]] | None:
     return 2, [(start, min(start + size, queries)) for start in range(0, queries, size)]
 
 
-_UINT8, _BOOL = 2, 9
-"""ONNX's numbers of the types that its ``TopK`` does not take."""
+_FLOAT, _UINT8, _BOOL, _DOUBLE = 1, 2, 9, 11
+"""ONNX's numbers of types."""
