@@ -43,18 +43,16 @@ def translations() -> dict[Any, Callable[..., Any]]:
             return whole(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         axis, bounds = pieces
 
-        def piece(whole: Any, start: int, end: int) -> Any:
-            """Of what has one entry on the axis, all."""
-            if whole.shape[axis] == 1:
-                return whole
-            return op.Slice(whole, *(op.Constant(value_ints=[at]) for at in (start, end, axis)))
+        def piece(of: Any, start: int, end: int) -> Any:
+            return op.Slice(of, *(op.Constant(value_ints=[at]) for at in (start, end, axis)))
 
         scaled = op.Mul(query, op.Constant(value_float=scale or query.shape[3] ** -0.5))
         turned, found = op.Transpose(key, perm=[0, 1, 3, 2]), []
         for bound in bounds:
             keys, values = (piece(x, *bound) if axis == 1 else x for x in (turned, value))
             logits = op.MatMul(piece(scaled, *bound), keys)
-            logits = logits if attn_mask is None else op.Add(logits, piece(attn_mask, *bound))
+            if attn_mask is not None:
+                logits = op.Add(logits, attn_mask if attn_mask.shape[axis] == 1 else piece(attn_mask, *bound))
             found.append(op.MatMul(op.Softmax(logits, axis=-1), values))
         return found[0] if len(found) == 1 else op.Concat(*found, axis=axis)
 
