@@ -27,9 +27,11 @@ def different(batch: dict[str, torch.Tensor], number: int) -> dict[str, torch.Te
     return {name: change(name, value) for name, value in batch.items()}
 
 
-@pytest.mark.parametrize(
-    "family", [f for f in (*FAMILIES, *BIASED) if any(s.reason is None for s in f.sites)], ids=lambda f: f.name
-)
+# Five queries of T5's decoder leave near_far nothing to save: its encoder has a row of its own.
+CONVERTED = [f for f in (*FAMILIES, *BIASED) if any(s.reason is None for s in f.sites) and f.name != "t5"]
+
+
+@pytest.mark.parametrize("family", CONVERTED, ids=lambda f: f.name)
 def test_convert_save_reload_restore(family, tmp_path):
     model = family.build().eval()
     names = eligible(model)
