@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from latte_convert.adapters.host import Host
-from latte_convert.adapters.merging import merges_of
+from latte_convert.adapters.merging import Merge, merges_of
 from latte_convert.bench.timing import Timed, measure
 from latte_convert.conversion import analyse
 from latte_convert.data.feed import Batch, Inputs, run
@@ -58,6 +58,11 @@ class Way:
     name: str
     model: nn.Module
     changes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def merges(self) -> bool:
+        """Whether tokens are merged."""
+        return any(isinstance(change, Merge) for change in self.changes.values())
 
     def converted(self) -> Any:
         """The model for a time as this way runs it."""
@@ -114,8 +119,8 @@ def compare(case: Case) -> list[dict[str, Any]]:
             with way.converted():
                 found = [way.run(batch) for batch in case.holdout]
                 row["cosine"] = statistics.fmean(map(_cosine, case.originals, found))
-                if way.model is case.model or case.name == "whisper":  # MiniLM's task runs the case's own model
-                    row["task"] = case.task(found)
+                if case.name == "whisper" or (way.model is case.model and not way.merges):
+                    row["task"] = case.task(found)  # MiniLM's runs the case's own model on padded texts, never merged
         except Exception as error:  # a row that says why it is empty is a result
             row["reason"] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
         else:

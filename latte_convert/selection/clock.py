@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -34,24 +34,25 @@ class Clock:
 
     blocks: Mapping[str, str]
     speed: Callable[[Point], float]
-    _seen: list[tuple[Sequence[float], float]] = field(default_factory=list, init=False)
+    _seen: list[tuple[Point, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         """The original is as fast as itself; half of the tokens and as few as may be are measured."""
         original = Point({}, 1.0, 0.0)
-        self._seen.append((self._terms(original), 1.0))
+        self._seen.append((original, 1.0))
         for left, bend in ((0.5, 1.0), (LEAST, 0.35)):
             self.time(replace(original, merges=schedule(list(self.blocks), left, bend)))
 
     @property
-    def best(self) -> float:
-        """The highest speed that was measured."""
-        return 1 / min(time for _, time in self._seen)
+    def fastest(self) -> tuple[Point, float]:
+        """The plan with the highest speed that was measured, and that speed."""
+        point, time = min(self._seen, key=lambda seen: seen[1])
+        return point, 1 / time
 
     def time(self, point: Point) -> float:
         """Measured."""
         time = 1 / self.speed(point)
-        self._seen.append((self._terms(point), time))
+        self._seen.append((point, time))
         return time
 
     def foretold(self, point: Point) -> float:
@@ -97,7 +98,8 @@ class Clock:
 
     def _factors(self) -> np.ndarray:
         """By least squares, with those of tokens not negative."""
-        terms, times = np.array([terms for terms, _ in self._seen]), np.array([time for _, time in self._seen])
+        terms = np.array([self._terms(point) for point, _ in self._seen])
+        times = np.array([time for _, time in self._seen])
         best, least = np.zeros(4), np.inf
         for used in (u for size in range(4) for u in combinations((1, 2, 3), size)):
             factors = np.zeros(4)

@@ -81,6 +81,9 @@ def fast_enough(
     clock = Clock({block: inside[block] for block in blocks}, lambda point: speed_of(task, fitted, point))
     fast = [found for base, bend in _promising(task, fitted, clock, _bases(fitted, clock, errors, costs), target)
             if (found := clock.lightest(base, target, bend)) is not None]  # fmt: skip
+    fastest, most = clock.fastest
+    if not fast and most >= target:
+        fast = [fastest]
     refusal = ""
     if not _takes_merged(fitted):
         try:
@@ -90,7 +93,7 @@ def fast_enough(
     if not fast:
         raise GateError(
             f"no plan is {target:g} times as fast as the original; the fastest that merges tokens reaches "
-            f"{clock.best:.2f}. Lower --target-speedup, or use longer inputs (--resolution).{refusal}"
+            f"{most:.2f}. Lower --target-speedup, or use longer inputs (--resolution).{refusal}"
         )
     return sorted(_measured(task, fitted, fast), key=lambda point: point.error)
 

@@ -51,7 +51,7 @@ def test_the_lightest_that_is_fast_enough(base, bend):
     assert len(watch.seen) <= 9
     most = 1 / _time(replace(base, merges=schedule(list(BLOCKS), LEAST, bend)))
     assert clock.lightest(base, most + 0.1, bend) is None
-    assert clock.best >= 1.8
+    assert clock.fastest[1] >= 1.8
 
 
 def test_kernels_that_are_fast_enough_merge_nothing():
@@ -80,3 +80,11 @@ def test_a_clock_that_is_wrong_at_first_is_set_right(target):
 def test_times_that_are_noise_fool_no_one(speeds):
     measured = iter([*speeds, *[1.0] * 9])
     assert Clock(BLOCKS, lambda _plan: next(measured)).lightest(NONE, 1.4, 1.0) is None
+
+
+def test_the_fastest_that_was_measured_is_kept():
+    clock = Clock(BLOCKS, _Stopwatch())
+    clock.time(FIRST)
+    point, speed = clock.fastest
+    assert point.merges == schedule(list(BLOCKS), LEAST, 0.35)
+    assert speed == pytest.approx(1 / _time(point))
