@@ -1,6 +1,6 @@
 """What converting every attention layer of the small diffusion transformer does to its samples.
 
-    python scripts/compare_dit.py [--model tests/models/tiny-dit] [--pictures 20 10] [--threads 2]
+    python scripts/compare_dit.py [--model tests/models/tiny-dit] [--pictures 10 4] [--threads 2]
     python scripts/compare_dit.py --timings [--rounds 5]    # on a quiet machine: the time of a step, and nothing else
 
 Kernels are calibrated on what the sampler calls the original with at 64 px (1,024 tokens), over all times, and serve
@@ -31,9 +31,9 @@ from latte_convert.bench.timing import Timed, take_turns, timing
 HERE = Path(__file__).resolve().parent
 RECIPES = {
     "near_far": Recipe(kernel="near_far"),
+    "latte, as published": Recipe.from_yaml("paper"),
     "blocks": Recipe(kernel="blocks"),
     "latte, all free": Recipe.from_yaml("linear"),
-    "latte, as published": Recipe.from_yaml("paper"),
 }
 """What every layer becomes."""
 ORIGINAL, LOW, OTHER = "original", "original, bfloat16", "original, other noise"
@@ -46,7 +46,7 @@ def main() -> None:
     """Measure, or take times; then render all that is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=HERE.parent / "tests" / "models" / "tiny-dit")
-    parser.add_argument("--pictures", type=int, nargs=2, default=(20, 10), help="at 1,024 and at 4,096 tokens")
+    parser.add_argument("--pictures", type=int, nargs=2, default=(10, 4), help="at 1,024 and at 4,096 tokens")
     parser.add_argument("--timings", action="store_true", help="take the time of a step only")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
@@ -58,15 +58,16 @@ def main() -> None:
     if options.timings:
         report["timings"] = time_steps(options.model, options.rounds)
     else:
-        report["rows"], images = compare(options.model, options.pictures)
         report |= {"pictures": list(options.pictures), "steps": STEPS}
-        draw(images).save(options.out / "dit.png", optimize=True)
+        for report["rows"], images in compare(options.model, options.pictures):
+            draw(images).save(options.out / "dit.png", optimize=True)
+            file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     (options.out / "dit.md").write_text(render(report), encoding="utf-8")
     print(render(report))
 
 
-def calls(model: nn.Module, samples: int = 8, side: int = SIDES[0]) -> list[dict[str, Any]]:
+def calls(model: nn.Module, samples: int = 6, side: int = SIDES[0]) -> list[dict[str, Any]]:
     """What the sampler calls the model with, at times all over the way from noise to picture."""
     with record_calls(model, every=3) as batches:  # which divides no number of steps here: other times in each sample
         for number in range(samples):
@@ -86,8 +87,8 @@ def hybrids(folder: Path) -> Iterator[tuple[str, nn.Module, float]]:
         yield name, result.model, flops.hybrid / flops.original
 
 
-def compare(folder: Path, pictures: Sequence[int]) -> tuple[dict[str, Any], dict[str, dict[int, Tensor]]]:
-    """Rows by name, and the samples of each by size."""
+def compare(folder: Path, pictures: Sequence[int]) -> Iterator[tuple[dict[str, Any], dict[str, dict[int, Tensor]]]]:
+    """Rows by name, and the samples of each by size; one more each time."""
     model, classifier = load(folder)
     labels = {side: [n % 10 for n in range(count)] for side, count in zip(SIDES, pictures, strict=True)}
     images = {ORIGINAL: {side: sample(model, labels[side], side, SEED) for side in SIDES}}
@@ -106,7 +107,7 @@ def compare(folder: Path, pictures: Sequence[int]) -> tuple[dict[str, Any], dict
     for name, hybrid, share in hybrids(folder):
         images[name] = {side: sample(hybrid, labels[side], side, SEED) for side in SIDES}
         add(name, images[name], share)
-    return rows, images
+        yield rows, images
 
 
 @torch.no_grad()
@@ -152,7 +153,7 @@ def tokens(side: int) -> str:
 
 def draw(images: Mapping[str, Mapping[int, Tensor]]) -> Image.Image:
     """A row for each model, its name on the left; one block of rows for each size."""
-    columns = min(10, *(len(made[side]) for made in images.values() for side in made))
+    columns = min(10, max(len(made[side]) for made in images.values() for side in made))
     text, gap, margin = font("DejaVuSans", 15), 24, 170
     height = len(SIDES) * (gap + len(images) * CELL)
     sheet = Image.new("RGB", (margin + columns * CELL, height), "white")
@@ -162,7 +163,7 @@ def draw(images: Mapping[str, Mapping[int, Tensor]]) -> Image.Image:
         top += gap
         for name, made in images.items():
             pen.text((4, top + CELL // 2 - 8), name, fill="black", font=text)
-            for column in range(columns):
+            for column in range(min(columns, len(made[side]))):
                 pixels = ((made[side][column] + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
                 sheet.paste(Image.fromarray(pixels).resize((CELL, CELL)), (margin + column * CELL, top))
             top += CELL

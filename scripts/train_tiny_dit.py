@@ -1,6 +1,6 @@
 """Train a small diffusion transformer on coloured digits in many fonts, and a classifier of them, on two CPU cores.
 
-    python scripts/train_tiny_dit.py --out tests/models/tiny-dit [--steps 400 100 40 16] [--seed 0]
+    python scripts/train_tiny_dit.py --out tests/models/tiny-dit [--steps 1500 400 200 80] [--seed 0]
     python scripts/train_tiny_dit.py --evaluate tests/models/tiny-dit
 
 The model is diffusers' ``DiTTransformer2DModel`` on pixels, in patches of 2 x 2. Its positions are shares of the
@@ -42,7 +42,7 @@ PATCH, WIDTH, HEADS, LAYERS = 2, 128, 2, 6
 NOTHING = 10
 """The label of no digit, for guidance."""
 STEPS, GUIDANCE = 8, 2.0
-SAVE_EVERY = 50
+SAVE_EVERY = 100
 FONTS = (
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSerif",
     "DejaVuSerif-Bold", "DejaVuSerif-Italic", "STIXGeneral", "STIXGeneralBol", "STIXGeneralBolIta",
@@ -215,7 +215,7 @@ def train(out: Path, steps: Sequence[int], seed: int) -> None:
             with torch.no_grad():
                 for old, new in zip(mean.parameters(), model.parameters(), strict=True):
                     old.lerp_(new, max(0.02, 9 / (own + 9)))
-            if own % 25 == 0 or own == many:
+            if own % 20 == 0 or own == many:
                 print(f"{done[-1]}: {own}, loss {np.mean(recent):.4f}, {time.monotonic() - start:.0f} s", flush=True)
                 recent.clear()
             if own % SAVE_EVERY == 0 or own == many:
@@ -247,7 +247,7 @@ def main(argv: list[str] | None = None) -> int:
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--out", type=Path, help="train, and write the model directory here, over one that is there")
     action.add_argument("--evaluate", type=Path, metavar="DIR", help="print the scores of a trained model")
-    parser.add_argument("--steps", type=int, nargs=len(STAGES), default=(400, 100, 40, 16), help="of each stage")
+    parser.add_argument("--steps", type=int, nargs=len(STAGES), default=(1500, 400, 200, 80), help="of each stage")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
     if arguments.evaluate:
