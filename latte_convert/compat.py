@@ -104,6 +104,9 @@ TREE_MAP = Part("torch.utils._pytree:tree_map", _TORCH, "only lists, tuples and 
 DISPATCH_MODE = Part(
     "torch.utils._python_dispatch:TorchDispatchMode", _TORCH, "memory outside of CUDA cannot be metered"
 )
+DISPATCH_MODES = Part(
+    "torch:_C._len_torch_dispatch_stack", _TORCH, "a count of FLOPs leaves out what runs in Triton on a GPU"
+)
 EXPORTING = Part(
     "torch.compiler:is_exporting",
     _TORCH,

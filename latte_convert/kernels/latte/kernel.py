@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.graphs import recorded
 from latte_convert.kernels.base import Extras, Kernel
+from latte_convert.kernels.device import runs_in_triton
 from latte_convert.kernels.fitting import Stage
 from latte_convert.kernels.latte.fit import LatteStage
 from latte_convert.kernels.linear import causal_sums, divided, linear_flops, no_autocast
@@ -160,7 +161,7 @@ def latte_attention(
         # The slope of the root is infinite at alpha = 1; a floor below float32's resolution keeps it finite.
         shift = (1 - anchor).clamp_min(1e-12).sqrt().reshape(-1, 1, 1)
         delta = (delta_q * delta_k).to(wide).reshape(-1, 1, 1)
-        settings = _Settings(
+        settings = Settings(
             shift=shift / scale**0.5,
             eps=eps / scale if jpn else None,
             delta=delta if jpn else delta * scale**2,
@@ -170,13 +171,18 @@ def latte_attention(
         seen = key.new_ones(1, 1, key.shape[-2], 1, dtype=wide)
         if call.mask is not None:
             seen = call.mask[:, None, :, None].to(wide)
+        if runs_in_triton(call, alpha, delta_q, delta_k, beta_q, beta_k, sigma):
+            from latte_convert.kernels.latte import triton  # it imports Triton
+
+            with torch.cuda.device_of(query):
+                return triton.attend(query, key, value, call.mask, settings, causal=call.causal)
         # Matmul merges batch and heads, by a copy for the (B, N, H, d) view of a batch: once is enough.
         value = value.to(wide).flatten(0, 1).reshape(value.shape)
         out = (_causal if call.causal else _bidirectional)(query, key, value, seen, settings)
     return out.to(query.dtype)
 
 
-class _Settings(NamedTuple):
+class Settings(NamedTuple):
     """The scalars, with ``psi`` divided by ``scale`` throughout: that spares a pass over queries and keys."""
 
     shift: Tensor  # m / sqrt(scale), (1 or H, 1, 1)
@@ -186,7 +192,7 @@ class _Settings(NamedTuple):
     sigma: Tensor | None  # (H, 1, dv)
 
 
-def _features(tokens: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
+def _features(tokens: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
     """``psi`` of the tokens, ``(B, H, N, d)``, and what each is to be divided by, ``(B, H, N, 1)``."""
     # One copy that widens and also straightens the usual (B, N, H, d) view: matmul would copy that again.
     own = tokens.to(settings.shift.dtype, copy=True, memory_format=torch.contiguous_format)
@@ -196,14 +202,14 @@ def _features(tokens: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
     return psi, torch.linalg.vector_norm(psi, dim=-1, keepdim=True) + settings.eps
 
 
-def _key_features(key: Tensor, seen: Tensor, settings: _Settings) -> Tensor:
+def _key_features(key: Tensor, seen: Tensor, settings: Settings) -> Tensor:
     """Normalised features, ``(B, H, Nk, d)``, zero for a key that is not seen."""
     psi, size = _features(key, settings)
     # In place unless autograd holds on to it: fresh memory costs more here than arithmetic.
     return psi * (seen / size) if recorded(psi) else psi.mul_(seen / size)
 
 
-def _bidirectional(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, settings: _Settings) -> Tensor:
+def _bidirectional(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, settings: Settings) -> Tensor:
     """Every query sees every key that is ``seen``, ``(B or 1, 1, Nk, 1)``."""
     total, count, mean, state = _key_sums(key, value, seen, settings)
     psi, size = _features(query, settings)
@@ -218,7 +224,7 @@ def _bidirectional(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, sett
     return torch.baddbmm(*(x.flatten(0, 1) for x in (mean, psi, state))).reshape(shape)
 
 
-def _key_sums(key: Tensor, value: Tensor, seen: Tensor, settings: _Settings) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _key_sums(key: Tensor, value: Tensor, seen: Tensor, settings: Settings) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """All that queries need to know of the keys; a function of its own so that the features are freed.
 
     Returns:
@@ -235,7 +241,7 @@ def _key_sums(key: Tensor, value: Tensor, seen: Tensor, settings: _Settings) -> 
     return total, count, mean, state
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, settings: _Settings) -> Tensor:
+def _causal(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, settings: Settings) -> Tensor:
     """Chunked prefix sums, with the padding feature beside the others."""
     features = _key_features(key, seen, settings)
     psi, size = _features(query, settings)

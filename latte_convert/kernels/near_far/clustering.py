@@ -64,7 +64,7 @@ def counted_first(counted: Tensor) -> Tensor:
     return counted.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
 
 
-def _sample(tokens: Tensor, counted: Tensor | None) -> Tensor | None:
+def sample_places(tokens: Tensor, counted: Tensor | None) -> Tensor | None:
     """Places of the tokens that stand for all that count, ``(G, SAMPLE)``; None: all of them do."""
     heads, size, _ = sizes(tokens)
     if sample_size(size) == size:
@@ -85,7 +85,7 @@ def moments(tokens: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor]:
     From ``SAMPLE`` tokens where there are at least twice as many.
     """
     weight = tokens.new_ones(*tokens.shape[:2], 1) if counted is None else counted[..., None].to(tokens.dtype)
-    places = _sample(tokens, counted)
+    places = sample_places(tokens, counted)
     if places is not None:
         tokens, weight = take(tokens, places), take(weight, places)
     return _moments(tokens, (weight / weight.sum(1, keepdim=True).clamp_min(1)).mT)
@@ -205,12 +205,17 @@ def features_of(tokens: Tensor, pull: Tensor, spread: Tensor, counted: Tensor | 
         spread: ``(G, 1, d)``: standard deviation of the queries, or of the keys.
         counted: bool ``(G, n)``, True where a token counts; None if all do.
     """
-    some, weight, places = tokens, pull, _sample(tokens, counted)
+    some, weight, places = tokens, pull, sample_places(tokens, counted)
     if places is not None:
         some, weight = take(tokens, places), pull.gather(1, places)
-    size = _moments(some, weight.softmax(-1).nan_to_num(0)[:, None])[1] * spread
-    channels = size.topk(assignment_channels(plain(tokens.shape[-1])), dim=-1).indices
+    channels = channels_of(some, weight, spread)
     return tokens.gather(2, channels.expand(-1, tokens.shape[1], -1)) * spread.gather(2, channels)
+
+
+def channels_of(tokens: Tensor, pull: Tensor, spread: Tensor) -> Tensor:
+    """The channels of ``features_of``, int64 ``(G, 1, r)``, found from tokens that stand for all."""
+    size = _moments(tokens, pull.softmax(-1).nan_to_num(0)[:, None])[1] * spread
+    return size.topk(assignment_channels(plain(tokens.shape[-1])), dim=-1).indices
 
 
 def nearest(features: Tensor, means: Tensor, mass: Tensor) -> Tensor:

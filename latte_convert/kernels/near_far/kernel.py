@@ -60,6 +60,7 @@ from latte_convert.attention import AttentionCall, CallShape
 from latte_convert.errors import UsageError
 from latte_convert.graphs import exporting, plain, recorded, sizes
 from latte_convert.kernels.base import Extras, Kernel, check_whole
+from latte_convert.kernels.device import runs_in_triton
 from latte_convert.kernels.linear import no_autocast
 from latte_convert.kernels.near_far.bias import far_bias
 from latte_convert.kernels.near_far.clustering import BLOCK, cell_counts
@@ -265,7 +266,12 @@ def near_far_attention(
             yield from _attend_block(q, k, v, seen, own, places, tiling, scale, **settings)
 
     with no_autocast(query.device.type):
-        if exporting():
+        if views == 1 and runs_in_triton(call):
+            from latte_convert.kernels.near_far import triton  # it imports Triton
+
+            with torch.cuda.device_of(query):
+                out = triton.attend(query, key, value, mask, places, tiling, scale=scale, clusters=clusters, steps=steps)
+        elif exporting():
             q, k, v = (tokens.to(wide).flatten(0, 1) for tokens in (query, key, value))
             seen = None if mask is None else mask[:, None].expand(-1, key.shape[1], -1).flatten(0, 1)
             if past is not None:
