@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,8 +52,9 @@ def interpreted() -> bool:
 
 def _watched() -> bool:
     """Whether somebody looks at every operator, such as a counter of FLOPs; and ``torch.jit.trace``."""
+    jit: Any = torch.jit
     modes = compat.DISPATCH_MODES.get()
-    return bool(modes and modes()) or bool(torch.jit.is_tracing())  # type: ignore[no-untyped-call]
+    return bool(jit.is_tracing() or (modes and modes()))
 
 
 @functools.cache

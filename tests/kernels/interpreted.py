@@ -27,6 +27,7 @@ from latte_convert.measuring.flops import measured_flops
 assert interpreted(), "run test_triton.py"
 HEADS = 2
 NARROW = (torch.float32, torch.float16, torch.bfloat16)
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 every_dtype = pytest.mark.parametrize("dtype", NARROW)
 
 
