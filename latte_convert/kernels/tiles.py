@@ -38,7 +38,7 @@ def store_rows(start, rows, columns, stride, inside, width, tile):
 
 def side(width: int) -> int:
     """Side of the tile that so many channels take."""
-    return max(LEAST, triton.next_power_of_2(width))
+    return max(LEAST, int(triton.next_power_of_2(width)))
 
 
 def block_of(*tokens: Tensor) -> int:

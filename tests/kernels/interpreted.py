@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -26,9 +25,7 @@ from latte_convert.measuring.flops import measured_flops
 
 assert interpreted(), "run test_triton.py"
 HEADS = 2
-NARROW = (torch.float32, torch.float16, torch.bfloat16)
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-every_dtype = pytest.mark.parametrize("dtype", NARROW)
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +53,10 @@ def served(*qkv: Tensor) -> None:
     assert runs_in_triton(AttentionCall(*qkv, scale=1.0))
 
 
+def served_by(kernel: Kernel, call: AttentionCall) -> bool:
+    return runs_in_triton(call) and not kernel.is_softmax(call.shape)
+
+
 def is_near(actual: Tensor, expected: Tensor) -> None:
     assert_close(actual, expected.to(actual.dtype), TOLERANCE[actual.dtype])
 
@@ -63,10 +64,15 @@ def is_near(actual: Tensor, expected: Tensor) -> None:
 # --- latte ---
 
 
-@every_dtype
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    ("queries", "keys", "width", "value_width"), [(70, 70, 20, 7), (3, 69, 80, 72), (67, 3, 16, 16)]
+    ("queries", "keys", "width", "value_width", "dtype"),
+    [
+        (70, 70, 20, 7, torch.float32),
+        (70, 70, 20, 7, torch.bfloat16),
+        (3, 69, 80, 72, torch.float16),
+        (67, 3, 16, 16, torch.float32),
+    ],
 )
 def test_latte_is_its_definition(
     queries: int, keys: int, width: int, value_width: int, causal: bool, dtype: torch.dtype
@@ -89,7 +95,7 @@ def attend_exactly(operator: Any, qkv: list[Tensor], **settings: Any) -> Tensor:
 @pytest.mark.parametrize("options", [{"jpn": False}, {"tte": False}])
 @pytest.mark.parametrize("causal", [False, True])
 def test_latte_without_a_mask_takes_its_sums_in_chunks(options: dict[str, bool], causal: bool) -> None:
-    qkv, ones = tokens(600, 601, 8, 8, torch.float32, batch=1), {n: torch.ones(1) for n in ("delta_q", "delta_k")}
+    qkv, ones = tokens(300, 301, 8, 8, torch.float32, batch=1), {n: torch.ones(1) for n in ("delta_q", "delta_k")}
     settings = {"alpha": -torch.ones(1), **ones, "beta_q": torch.ones(1), "beta_k": torch.ones(1), **options}
     expected = attend_exactly(latte_reference, qkv, scale=0.3, causal=causal, **settings)
     is_near(attend(latte_attention, *qkv, scale=0.3, causal=causal, **settings), expected)
@@ -98,9 +104,12 @@ def test_latte_without_a_mask_takes_its_sums_in_chunks(options: dict[str, bool],
 def test_nothing_leaks_from_a_later_key_or_a_masked_one() -> None:
     kernel = built("latte", 16, granularity="head")
     query, key, value = tokens(70, 70, 16, 16, torch.float32)
+    before = kernel(AttentionCall(query, key, value, 0.25, causal=True))
+    key[:, :, 40:], value[:, :, 40:] = 50.0, -50.0
+    after = kernel(AttentionCall(query, key, value, 0.25, causal=True))
+    assert torch.equal(before[:, :, :40], after[:, :, :40])
+    assert not torch.equal(before[:, :, 40:], after[:, :, 40:])
     key[:, :, 40:], value[:, :, 40:] = float("nan"), float("nan")
-    out = kernel(AttentionCall(query, key, value, 0.25, causal=True))
-    assert out[:, :, :40].isfinite().all()
     seen = torch.ones(2, 70, dtype=torch.bool)
     seen[:, 40:] = False
     settings = {name: torch.ones(1) for name in ("alpha", "delta_q", "delta_k", "beta_q", "beta_k")}
@@ -122,10 +131,14 @@ CASES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("dtype", "masked"),
-    [(torch.float32, False), (torch.float32, True), (torch.float16, False), (torch.bfloat16, True)],
+    ("case", "masked", "dtype"),
+    [
+        *((case, True, torch.float32) for case in CASES),
+        (CASES[0], False, torch.float32),
+        (CASES[0], False, torch.float16),
+        (CASES[1], True, torch.bfloat16),
+    ],
 )
-@pytest.mark.parametrize("case", CASES)
 def test_near_far_is_its_definition(case: dict[str, Any], masked: bool, dtype: torch.dtype) -> None:
     grid, prefix = case["grid"], case["prefix"]
     count = 37 if grid is None else grid[0] * grid[1]
@@ -150,7 +163,7 @@ def test_near_far_is_its_definition(case: dict[str, Any], masked: bool, dtype: t
 def test_near_far_samples_many_tokens_and_sums_them_in_parts(masked: bool, dtype: torch.dtype) -> None:
     qkv = tokens(33 * 34, 1 + 33 * 34, 16, 16, dtype)
     mask = some_mask(1 + 33 * 34) if masked else None
-    settings = {"scale": 0.25, "prefix": 1, "grid": (33, 34), "window": 12, "clusters": 66, "mask": mask}
+    settings = {"scale": 0.25, "prefix": 1, "grid": (33, 34), "window": 16, "clusters": 40, "mask": mask}
     expected = near_far_attention(*(x.double() for x in qkv), **settings)
     is_near(near_far_attention(*qkv, **settings), expected)
 
@@ -174,7 +187,10 @@ def built(name: str, width: int, **options: Any) -> Kernel:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("latte", {"exact_prefix": True, "sigma": True, "key_shift": True}), ("near_far", {"window": 3, "clusters": 6})],
+    [
+        ("latte", {"exact_prefix": True, "sigma": True, "key_shift": True}),
+        ("near_far", {"window": 3, "halo": 0, "clusters": 6}),
+    ],
 )
 def test_a_kernel_with_a_prefix_and_padding_is_the_same_in_pytorch(name: str, options: dict[str, Any]) -> None:
     kernel = built(name, 16, **options)
@@ -182,17 +198,21 @@ def test_a_kernel_with_a_prefix_and_padding_is_the_same_in_pytorch(name: str, op
     mask = torch.ones(2, 2 + 63, dtype=torch.bool)
     mask[1, 2 + 45 :] = False
     layout = TokenLayout(prefix=2, grid=(7, 9))
-    actual = kernel(AttentionCall(*qkv, 0.25, mask, layout=layout))
+    call = AttentionCall(*qkv, 0.25, mask, layout=layout)
+    assert served_by(kernel, call)
+    actual = kernel(call)
     expected = kernel(AttentionCall(*(x.double() for x in qkv), 0.25, mask, layout=layout))
     is_near(actual, expected)
 
 
-@pytest.mark.parametrize(("name", "options"), [("latte", {}), ("near_far", {"window": 2, "clusters": 6})])
+@pytest.mark.parametrize(("name", "options"), [("latte", {}), ("near_far", {"window": 2, "halo": 0, "clusters": 6})])
 def test_compilers_counters_and_gradients_get_pytorch(name: str, options: dict[str, Any]) -> None:
     kernel = built(name, 16, **options)
     qkv = tokens(64, 64, 16, 16, torch.float32)
     call = AttentionCall(*qkv, 0.25, layout=TokenLayout(grid=(8, 8)))
-    assert measured_flops(lambda: kernel(call))[0] == 2 * kernel.flops(call.shape)
+    assert served_by(kernel, call)
+    # Batches are not in the formula, and of sums it counts what are no matmuls, too.
+    assert 0.9 < measured_flops(lambda: kernel(call))[0] / (2 * kernel.flops(call.shape)) < 1.1
     expected = kernel(AttentionCall(*(x.double() for x in qkv), 0.25, layout=call.layout))
     is_near(torch.compile(kernel, backend="eager")(call), expected)
     with torch.enable_grad():
@@ -213,4 +233,3 @@ def test_what_the_kernels_do_not_hold_gets_pytorch() -> None:
         assert not runs_in_triton(AttentionCall(*others, scale=1.0))
     with torch.enable_grad():
         assert not runs_in_triton(AttentionCall(*narrow, scale=1.0), torch.ones(1, requires_grad=True))
-    assert "latte_convert.kernels.latte.triton" in sys.modules or "triton" not in sys.modules

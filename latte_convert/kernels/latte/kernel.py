@@ -174,7 +174,7 @@ def latte_attention(
         if runs_in_triton(call, alpha, delta_q, delta_k, beta_q, beta_k, sigma):
             from latte_convert.kernels.latte import triton  # it imports Triton
 
-            with torch.cuda.device_of(query):
+            with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
                 return triton.attend(query, key, value, call.mask, settings, causal=call.causal)
         # Matmul merges batch and heads, by a copy for the (B, N, H, d) view of a batch: once is enough.
         value = value.to(wide).flatten(0, 1).reshape(value.shape)

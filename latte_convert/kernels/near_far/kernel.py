@@ -269,8 +269,10 @@ def near_far_attention(
         if views == 1 and runs_in_triton(call):
             from latte_convert.kernels.near_far import triton  # it imports Triton
 
-            with torch.cuda.device_of(query):
-                out = triton.attend(query, key, value, mask, places, tiling, scale=scale, clusters=clusters, steps=steps)
+            with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
+                out = triton.attend(
+                    query, key, value, mask, places, tiling, scale=scale, clusters=clusters, steps=steps
+                )
         elif exporting():
             q, k, v = (tokens.to(wide).flatten(0, 1) for tokens in (query, key, value))
             seen = None if mask is None else mask[:, None].expand(-1, key.shape[1], -1).flatten(0, 1)
