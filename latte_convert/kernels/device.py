@@ -17,7 +17,6 @@ from torch import Tensor
 from latte_convert import compat
 from latte_convert.attention import AttentionCall
 from latte_convert.errors import first_line
-from latte_convert.graphs import recorded
 
 WIDEST = 128
 """Most channels of a head: what a block of tokens and its sums leave room for in the registers of a GPU."""
@@ -39,7 +38,8 @@ def runs_in_triton(call: AttentionCall, *parameters: Tensor | None) -> bool:
     served = all(type(x) is Tensor and x.dtype is tokens[0].dtype and x.numel() for x in tokens)
     if not served or tokens[0].dtype not in DTYPES or max(x.shape[-1] for x in tokens) > WIDEST:
         return False
-    if any(recorded(x) for x in (*tokens, *parameters) if x is not None and x.requires_grad) or _watched():
+    learning = torch.is_grad_enabled() and any(x.requires_grad for x in (*tokens, *parameters) if x is not None)
+    if learning or _watched():
         return False
     device = call.query.device
     return _compiles(device) if device.type == "cuda" else device.type == "cpu" and interpreted()
