@@ -266,7 +266,7 @@ def near_far_attention(
             yield from _attend_block(q, k, v, seen, own, places, tiling, scale, **settings)
 
     with no_autocast(query.device.type):
-        if views == 1 and runs_in_triton(call):
+        if views == 1 and past is None and bias is None and runs_in_triton(call):
             from latte_convert.kernels.near_far import triton  # it imports Triton
 
             with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
