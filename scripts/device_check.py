@@ -42,6 +42,7 @@ MODEL = Path("~/.cache/latte_convert/models/dinov2-small-saliency").expanduser()
 SECONDS = 450
 """No measurement begins later, and one that is still running is broken off."""
 HEADS, HEAD_DIM = 6, 64
+CLUSTERS = (128, 256)
 GRIDS = (32, 45, 64, 91, 128, 181, 256)
 """Side of the grid of tokens behind the prefix."""
 BATCH = 1 << 16
@@ -52,10 +53,12 @@ MOST_ERROR = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 Row = dict[str, Any]
 
 
-def kernels(place: torch.device, width: int = HEAD_DIM, **options: int) -> dict[str, Kernel]:
+def kernels(
+    place: torch.device, width: int = HEAD_DIM, counts: tuple[int, ...] = CLUSTERS, **options: int
+) -> dict[str, Kernel]:
     """The kernels, by the names of their rows."""
     made = {"latte": get_kernel("latte")(HEADS, width, sigma=True)}
-    for clusters in (128, 256):
+    for clusters in counts:
         made[f"near_far, {clusters} clusters"] = get_kernel("near_far")(HEADS, width, clusters=clusters, **options)
     return {name: kernel.requires_grad_(False).to(place) for name, kernel in made.items()}
 
@@ -70,7 +73,7 @@ def inputs(batch: int, tokens: int, width: int, dtype: torch.dtype, place: torch
 
 
 def parity(
-    place: torch.device, grid: tuple[int, int], options: dict[str, int], in_time: Callable[[], bool]
+    place: torch.device, grid: tuple[int, int], options: dict[str, Any], in_time: Callable[[], bool]
 ) -> Iterator[Row]:
     """Errors of the Triton kernels, relative to the output: odd sizes, a prefix, with a mask and without, causal."""
     tokens = 1 + grid[0] * grid[1]
@@ -213,7 +216,7 @@ def main() -> int:
 
     if arguments.interpret:
         os.environ["TRITON_INTERPRET"] = "1"
-        small = {"window": 2, "halo": 1}
+        small = {"window": 2, "halo": 1, "counts": (9, 16)}
         return int(not passed(printed(parity(torch.device("cpu"), (11, 13), small, in_time), [])))
     if not torch.cuda.is_available():
         print("PyTorch finds no CUDA device here: run this where there is one, or with --interpret", file=sys.stderr)
