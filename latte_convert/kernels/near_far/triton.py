@@ -24,8 +24,6 @@ PROGRAMS = 512
 """About as many programs keep a large card busy."""
 LEAST_PART = 512
 """Keys that are worth a program of their own, at least."""
-ROWS = 64
-"""Most queries of a program."""
 LAUNCH = {"num_warps": 8, "num_stages": 2}
 LOWEST = tl.constexpr(-1e30)
 """In the place of -inf: stays finite when a logit is added."""
@@ -180,10 +178,11 @@ def _attend_all(
     """All queries, window by window; ``far`` is what ``_summarise`` gives."""
     batch, heads, queries, head_dim = query.shape
     value_dim = value.shape[3]
+    block = block_of(query, value)
     region = 0 if tiling is None else tiling.region_tokens
     if tiling is None:  # slices of a sequence, without regions
-        tiling = Tiling((queries, 1), (triton.cdiv(queries, ROWS), 1), (ROWS, 1), (0, 0))
-    rows = min(ROWS, side(tiling.window_tokens))
+        tiling = Tiling((queries, 1), (triton.cdiv(queries, block), 1), (block, 1), (0, 0))
+    rows = min(block, side(tiling.window_tokens))
     tiles = triton.cdiv(tiling.window_tokens, rows)
     out = empty_like_heads(query, value_dim)
     seen = key if mask is None else mask.view(torch.uint8)
@@ -194,7 +193,7 @@ def _attend_all(
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3],
         0 if mask is None else seen.stride(0),
         HEAD_DIM=side(head_dim), VALUE_DIM=side(value_dim), MASKED=mask is not None, ROWS=rows,
-        BLOCK=block_of(query, value), **LAUNCH,
+        BLOCK=block, **LAUNCH,
     )  # fmt: skip
     return out
 
