@@ -82,11 +82,14 @@ def parity(
         mask = torch.rand(2, tokens, device=place) > 0.3 if masked else None
         settings = {"scale": width**-0.5, "mask": mask, "layout": TokenLayout(1, grid)}
         for (name, kernel), causal in product(kernels(place, width, **options).items(), (False, True)):
-            if (causal and not kernel.causal_form) or not in_time():
+            if causal and not kernel.causal_form:
                 continue
             call = AttentionCall(*qkv, causal=causal, **settings)
             row: Row = {"kernel": name, "dtype": str(dtype), "head_dim": width, "masked": masked, "causal": causal}
             row["triton"] = device.runs_in_triton(call) and not kernel.is_softmax(call.shape)
+            if not in_time():
+                yield row | {"right": False, "reason": "no time was left"}
+                continue
             try:
                 found = kernel(call).double()
                 exact = kernel(AttentionCall(*(x.double() for x in qkv), causal=causal, **settings))
@@ -217,7 +220,7 @@ def main() -> int:
     if arguments.interpret:
         os.environ["TRITON_INTERPRET"] = "1"
         small = {"window": 2, "halo": 1, "counts": (9, 16)}
-        return int(not passed(printed(parity(torch.device("cpu"), (11, 13), small, in_time), [])))
+        return int(not passed(printed(parity(torch.device("cpu"), (7, 9), small, lambda: True), [])))
     if not torch.cuda.is_available():
         print("PyTorch finds no CUDA device here: run this where there is one, or with --interpret", file=sys.stderr)
         return 3
