@@ -35,6 +35,7 @@ from torch.nn import functional as F
 from latte_convert.adapters.convert import Changes
 from latte_convert.adapters.host import Host
 from latte_convert.adapters.merging import merges_of
+from latte_convert.artifact.load import open_artifact
 from latte_convert.bench.memory import peak_memory
 from latte_convert.bench.merging import Merger, mergeable
 from latte_convert.bench.timing import Timed, measure
@@ -107,8 +108,8 @@ def _tile(path: Path) -> Tensor:
     return torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255
 
 
-def ways_of(model: nn.Module, photos: Sequence[Path], side: int, only: str) -> Iterator[Way]:
-    """All rows at one size; plans are made for those in whose name ``only`` is found."""
+def ways_of(model: nn.Module, photos: Sequence[Path], side: int, options: argparse.Namespace) -> Iterator[Way]:
+    """All rows at one size; plans are made for those in whose name ``options.only`` is found."""
     host, tokens = Host.of(model), (side // 14) ** 2
     sites = host.sites()
     blocks = list(dict.fromkeys(host.block(site.name) for site in sites))
@@ -140,8 +141,11 @@ def ways_of(model: nn.Module, photos: Sequence[Path], side: int, only: str) -> I
             {**early, **merges_of(schedule(blocks, left, 0.35))},
         )
     yield hybrid("merge to 50%, bfloat16", merges_of(schedule(blocks, 0.5)), low, torch.bfloat16)
-    for name, changes in plans(model, photos, side, only):
+    for name, changes in plans(model, photos, side, options.only):
         yield hybrid(name, changes)
+    for directory in options.artifacts:
+        artifact = open_artifact(directory)
+        yield hybrid(f"latte, {artifact.path.name}", {**artifact.kernels, **artifact.merges})
     yield hybrid("merge to 65%, 8-bit weights", merges_of(schedule(blocks, 0.65)), int8(model))
 
 
@@ -181,18 +185,20 @@ def int8(model: nn.Module) -> nn.Module:
     return quantised
 
 
-Ways = Callable[[nn.Module, Sequence[Path], int, str], Iterator[Way]]
+Ways = Callable[[nn.Module, Sequence[Path], int, argparse.Namespace], Iterator[Way]]
 """All rows at one size, as ``ways_of``."""
 
 
-def compare(model: nn.Module, photos: Sequence[Path], side: int, only: str, ways: Ways) -> list[dict[str, Any]]:
+def compare(
+    model: nn.Module, photos: Sequence[Path], side: int, options: argparse.Namespace, ways: Ways
+) -> list[dict[str, Any]]:
     """All rows at one size."""
     images = [mosaic(photos, side, index * (side // CROP) ** 2) for index in range(IMAGES[side])]
     exact = [Way("original", model).run(image) for image in images]
     rows: list[dict[str, Any]] = []
     running: dict[str, Timed] = {}
-    for way in ways(model, photos, side, only):
-        if not re.search(only, way.name) and way.name != "original":
+    for way in ways(model, photos, side, options):
+        if not re.search(options.only, way.name) and way.name != "original":
             continue
         row: dict[str, Any] = {"way": way.name, "px": side, "images": len(images)}
         try:
@@ -261,6 +267,9 @@ def main(ways: Ways, title: str, description: str | None, script: str) -> None:
     parser.add_argument("--photos", required=True, type=Path)
     parser.add_argument("--sizes", type=int, nargs="+", default=sorted(ROUNDS))
     parser.add_argument("--only", default="", help="rows in whose name this regular expression is found")
+    parser.add_argument(
+        "--artifacts", type=Path, nargs="+", default=[], help="rows of hybrids that were converted before"
+    )
     parser.add_argument("--note", default="", help="what a reader of the table must know of this run")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
@@ -274,7 +283,7 @@ def main(ways: Ways, title: str, description: str | None, script: str) -> None:
         earlier = json.loads(arguments.json.read_text())["rows"]
         report["rows"] = [row for row in earlier if row["px"] not in arguments.sizes]
     for side in arguments.sizes:
-        report["rows"] += compare(model, photos, side, arguments.only, ways)
+        report["rows"] += compare(model, photos, side, arguments, ways)
         report["rows"].sort(key=lambda row: row["px"])
         if arguments.json:
             arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -11,6 +11,7 @@ and table are those of ``compare_speed.py``.
 from __future__ import annotations
 
 import copy
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from latte_convert.kernels.registry import get_kernel
 from latte_convert.selection.merging import schedule
 
 
-def ways_of(model: nn.Module, _photos: Sequence[Path], _side: int, _only: str) -> Iterator[Way]:
+def ways_of(model: nn.Module, _photos: Sequence[Path], _side: int, _options: Namespace) -> Iterator[Way]:
     """All rows."""
     quantised: dict[str, Callable[[nn.Module], nn.Module]] = {
         "": lambda module: module,
