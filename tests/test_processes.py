@@ -61,7 +61,7 @@ def said(stderr: str) -> list[str]:
 def figures(directory: Path) -> dict:
     """What a report says but for the day, the times and the memory."""
     report = json.loads((directory / "report.json").read_text())
-    for name in ("created", "warnings", "artifact_fingerprint"):
+    for name in ("created", "warnings", "artifact_fingerprint", "attention"):
         del report[name]
     for name in ("forward_ms", "seconds", "peak_memory_bytes"):
         del report["cost"][name]
@@ -126,7 +126,7 @@ def test_two_processes_evaluate_and_score_as_one(alone, tiny_dino, photos, tmp_p
             code, stdout, stderr = run(count, *command, "--out", out)
             assert code == 0, stderr
             report = json.loads(out.read_text())
-            for key in ("created", "seconds", "cost"):
+            for key in ("created", "seconds", "cost", "attention"):
                 report.pop(key, None)
             found.append((stdout, report))
         assert found[0] == found[1]

@@ -125,7 +125,7 @@ def saved(result, out: Path) -> dict[str, bytes]:
     files = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     manifest = json.loads(files["latte.json"])
     report = json.loads(files["report.json"])
-    del manifest["results"], report["created"], report["cost"], report["warnings"]
+    del manifest["results"], report["created"], report["attention"], report["cost"], report["warnings"]
     kept = {name: raw for name, raw in files.items() if name not in ("latte.json", "report.json", "report.html")}
     kept.pop("README.md")
     return {**kept, "manifest": json.dumps(manifest).encode(), "report": json.dumps(report).encode()}
