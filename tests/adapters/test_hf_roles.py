@@ -79,7 +79,7 @@ def git() -> nn.Module:
         (
             oneformer,
             {
-                "pixel_level_module.encoder.swin.encoder.layers.0.blocks.0.attention": "vision, relative-position bias",
+                "pixel_level_module.encoder.swin.encoder.layers.0.blocks.0.attention": "vision, windowed attention",
                 "transformer_module.decoder.layers.0.cross_attn.multihead_attn": "decoder",
             },
         ),
@@ -121,4 +121,4 @@ def _seen(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, AttentionSite
 def test_backbones_return_only_feature_maps(build: Any, read: list[bool]) -> None:
     """What leads to one of the maps is read, what comes behind the last of them is not."""
     sites = _seen(build(), parts.pixels())
-    assert [site.eligible for site in sites.values() if "relative" not in (site.reason or "")] == read
+    assert [site.eligible for site in sites.values() if "windowed" not in (site.reason or "")] == read

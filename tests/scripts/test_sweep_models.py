@@ -47,7 +47,7 @@ def _raise(_model: nn.Module) -> None:
     ("name", "kind", "detail"),
     [
         ("qwen2_vl", ACCEPTED, "vision self"),
-        ("swin", LISTED, "relative-position bias"),
+        ("swin", LISTED, "windowed attention"),
         ("resnet", NO_ATTENTION, ""),
         ("encoder-decoder", NOT_BUILT, ""),
     ],
