@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 LOGITS = 1 << 22
-"""Logits of one sample to hold at a time, where the number of tokens is fixed."""
+"""Logits of one sample to hold at a time, about, where the number of tokens is fixed."""
+MOST = 32
+"""Pieces that attention is cut into at most: each takes nodes in the graph."""
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
@@ -77,7 +79,7 @@ def _pieces(query: Any, key: Any) -> tuple[int, list[tuple[int, int]]] | None:
     heads, queries, keys = query[1], query[2], key[2]
     if not isinstance(queries, int) or not isinstance(keys, int):
         return 1, [(head, head + 1) for head in range(heads)]
-    size = ceil(queries / ceil(heads * queries * keys / LOGITS))
+    size = ceil(queries / min(MOST, ceil(heads * queries * keys / LOGITS)))
     return 2, [(start, min(start + size, queries)) for start in range(0, queries, size)]
 
 
