@@ -155,7 +155,7 @@ def convert(
             work=work,
             offload=offload,
         )
-    attention = _first(task, clock, progress, converts=True)
+    attention = _attention(task, clock, progress)
     if given is None:
         fitted, choice, fidelity = _search(task, clock, progress)
     else:
@@ -173,12 +173,11 @@ def convert(
     return Result(task.host.model, choice.plan, report, task)
 
 
-def _first(task: Task, clock: Stopwatch, progress: Progress, *, converts: bool) -> AttentionTime:
-    """What can be gained at all, and what is ahead: told before anything is fitted."""
+def _attention(task: Task, clock: Stopwatch, progress: Progress) -> AttentionTime:
+    """What can be gained at all: told before anything is fitted."""
     with clock("time"):
         found = attention_time(task.host, [site for site in task.sites if site.eligible], task.fitting)
     progress(str(found), 0)
-    progress(str(effort_of(task, converts=converts)), 0)
     return found
 
 
@@ -188,6 +187,7 @@ def _search(task: Task, clock: Stopwatch, progress: Progress) -> tuple[Fitted, C
     Raises:
         GateError: No plan meets the budget.
     """
+    progress(str(effort_of(task, converts=True)), 0)
     fitted, scores = analyse(task, clock, progress)
     for margin in MARGINS if count(fitted.sites, task.recipe) is None else MARGINS[:1]:
         with clock("select"):
@@ -256,7 +256,8 @@ def score(
             work=work,
             offload=offload,
         )
-    attention = _first(task, clock, progress, converts=False)
+    attention = _attention(task, clock, progress)
+    progress(str(effort_of(task, converts=False)), 0)
     fitted, scores = analyse(task, clock, progress)
     with clock("select"):
         choice = choose_plan(task, fitted, scores, progress)
